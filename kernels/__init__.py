@@ -1,0 +1,1 @@
+"""Attention over a paged KV cache, and the small kernels beside it."""

@@ -1,0 +1,81 @@
+"""The inputs every attention strategy shares: head shape, KV layout, one decode batch.
+
+KV cache of one layer: ``[num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND; index 0 of
+dimension 1 is K, 1 is V). Page 0 is scratch: padded rows write there and nobody reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What is fixed for the life of a KV cache."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype  # of queries, KV and output
+    device: torch.device
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per KV head (G)."""
+        return self.num_qo_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What may differ between the layers of one model.
+
+    scale: multiplies q.k before the soft cap (1/sqrt(head_dim) for most models).
+    window: a query at position i sees keys at positions > i - window; 0 means all.
+    softcap: scores become softcap * tanh(scores / softcap); 0 means none.
+    """
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+
+@dataclass
+class DecodeBatch:
+    """One decode step's rows: each row is one sequence with one new token, KV already written.
+
+    block_table: [B, max_pages] int32, logical to physical pages; entries past a row's end are
+        any valid page number (0 by convention) and are never read.
+    seq_lens: [B] int32, tokens in the sequence including the new one.
+    slot_mapping: [B] int64, where the new token's K/V go: page * page_size + offset.
+    lengths: seq_lens on the host, for the policy and for host planners.
+    """
+
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    slot_mapping: torch.Tensor
+    lengths: tuple[int, ...]
+
+    @cached_property
+    def max_len(self) -> int:
+        return max(self.lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass
+class PrefillChunk:
+    """Consecutive new tokens of one sequence, KV already written.
+
+    block_table: [num_pages] int32, the pages that cover ``context_len`` tokens.
+    context_len: tokens in the sequence including this chunk.
+    num_tokens: tokens of this chunk; they sit at positions context_len - num_tokens onwards.
+    """
+
+    block_table: torch.Tensor
+    context_len: int
+    num_tokens: int

@@ -1,0 +1,34 @@
+"""The decode-attention strategy interface. Each strategy is one module, named as the policy names it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from .batch import DecodeBatch, LayerSpec
+
+
+class StrategyUnavailable(RuntimeError):
+    """A strategy cannot run here; the message says why and what to install."""
+
+
+class Strategy(Protocol):
+    """Plan once per step, run once per layer.
+
+    A strategy object belongs to one AttentionShape, given to its constructor, which raises
+    StrategyUnavailable where the strategy cannot run.
+    """
+
+    name: str
+
+    def plan(self, batch: DecodeBatch, num_splits: int) -> None:
+        """Prepare for ``batch``; ``num_splits`` >= 1 is the policy's choice (hints may be ignored)."""
+
+    def run(
+        self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
+    ) -> None:
+        """Exact attention of one layer into ``out``.
+
+        q, out: [B, num_qo_heads, head_dim], contiguous. kv_layer: see ``batch``.
+        """

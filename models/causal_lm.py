@@ -1,0 +1,47 @@
+"""The interface between an architecture and the runner."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from pkvchat.kernels.batch import LayerSpec
+
+from .config import ModelConfig
+
+
+class Attend(Protocol):
+    """Writes this layer's new K/V into the cache and attends.
+
+    q: [N, num_qo_heads, head_dim], k, v: [N, num_kv_heads, head_dim], rope applied;
+    returns [N, num_qo_heads, head_dim].
+    """
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+class CausalLM(Protocol):
+    """A decoder over flat tokens: decode rows first, then prefill chunks, no padding."""
+
+    config: ModelConfig
+    layer_specs: list[LayerSpec]
+    device: torch.device
+    dtype: torch.dtype  # of activations entering attention, and so of the KV cache by default
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """token_ids, positions: [N] int64; logit_rows: [R] int64, the rows to project.
+
+        Returns logits [R, vocab_size] float32.
+        """
+
+    def nbytes(self) -> int:
+        """Bytes of weights held."""

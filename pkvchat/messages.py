@@ -1,0 +1,180 @@
+"""The typed messages between a user interface and the engine, both ways. All of them pickle.
+
+Commands go to the engine, events come back. A chat is named by an id the interface picks; the
+engine keeps that chat's KV pages until ``Close``, so that a next turn only prefills what is new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .sampling import SamplingParams
+from .steps import StepRecord
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """role: "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Answer ``messages`` (the whole conversation, ending with the user's) in chat ``chat_id``."""
+
+    chat_id: str
+    messages: tuple[ChatMessage, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End this chat's answer now; what was generated stays."""
+
+    chat_id: str
+
+
+@dataclass(frozen=True)
+class Close:
+    """Free everything the engine holds for this chat."""
+
+    chat_id: str
+
+
+@dataclass(frozen=True)
+class Fork:
+    """``target`` starts with ``source``'s KV pages: the full ones shared, the last one copied."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class SetPolicy:
+    """Change the policy from the next decode step on: "adaptive" or "forced-NAME"."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    pass
+
+
+Command = Submit | Stop | Close | Fork | SetPolicy | Shutdown
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What is being loaded, and how far (done and total in the stage's own unit, total 0 unknown)."""
+
+    stage: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine can answer. ``strategies`` maps each name to "" or why it cannot run here."""
+
+    model: str
+    device: str
+    dtype: str
+    context: int
+    pages_total: int
+    page_size: int
+    policy: str
+    strategies: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Started:
+    """Prefill of an answer begins: ``prompt_tokens`` in all, ``cached_tokens`` of them kept."""
+
+    chat_id: str
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """How far the prompt is read."""
+
+    chat_id: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """New text of an answer: whole characters only, many tokens at once when they come fast."""
+
+    chat_id: str
+    text: str
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """reason: "stop" (the model ended it), "length", "context", "cancelled" or "error".
+
+    ttft_s: seconds from Submit to the first token. tokens_per_s: of this answer's decode.
+    """
+
+    chat_id: str
+    reason: str
+    prompt_tokens: int
+    new_tokens: int
+    ttft_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """One line a person understands. chat_id None: the engine as a whole; ``fatal`` ends it."""
+
+    chat_id: str | None
+    message: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True)
+class PolicyChanged:
+    name: str
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The decode steps since the last message."""
+
+    records: tuple[StepRecord, ...]
+
+
+@dataclass(frozen=True)
+class Died:
+    """The engine process is gone; ``message`` says what is known. Made by the client."""
+
+    message: str
+
+
+Event = (
+    Loading
+    | Ready
+    | Started
+    | Prefilled
+    | Delta
+    | Finished
+    | Failed
+    | PolicyChanged
+    | Steps
+    | Died
+)

@@ -1,0 +1,28 @@
+"""What the engine is started with; the command line and the settings file both end here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """model: a catalogue name or a path; None means the default model.
+
+    device: "auto", "cpu", "cuda" or "cuda:N". dtype: "auto", "f32", "f16" or "bf16".
+    context: tokens per chat at most; 0 means the model's own limit.
+    kv_memory: bytes for the KV cache; None sizes it from what is free.
+    threads: CPU threads; 0 leaves torch's choice.
+    steps_path: where to write one JSON line per decode step.
+    """
+
+    model: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    context: int = 0
+    page_size: int = 16
+    kv_memory: int | None = None
+    policy: str = "adaptive"
+    threads: int = 0
+    steps_path: str | None = None
+    debug: bool = False
