@@ -1,4 +1,4 @@
-"""The decode-attention strategy interface. Each strategy is one module, named as the policy names it."""
+"""The decode-attention interface. Each strategy is one module, named as the policy names it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Strategy(Protocol):
     name: str
 
     def plan(self, batch: DecodeBatch, num_splits: int) -> None:
-        """Prepare for ``batch``; ``num_splits`` >= 1 is the policy's choice (hints may be ignored)."""
+        """Prepare for ``batch``; ``num_splits`` >= 1 is the policy's choice, which may be ignored."""
 
     def run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec

@@ -1,0 +1,18 @@
+"""Gated activations of feed-forward blocks (Shazeer 2020, https://arxiv.org/abs/2002.05202)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """SwiGLU: ``silu(gate) * up``. gate_up: [N, 2F], gate first; returns [N, F]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """GeGLU with the tanh form of GELU. gate_up: [N, 2F], gate first; returns [N, F]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up

@@ -1,0 +1,46 @@
+"""The paged KV cache: its allocation, and writes into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .batch import AttentionShape
+
+
+def page_bytes(num_layers: int, shape: AttentionShape) -> int:
+    """Bytes that one page takes over all layers, K and V."""
+    elements = 2 * shape.num_kv_heads * shape.page_size * shape.head_dim
+    return num_layers * elements * shape.dtype.itemsize
+
+
+def allocate_kv(num_layers: int, num_pages: int, shape: AttentionShape) -> list[torch.Tensor]:
+    """One zeroed ``[num_pages, 2, num_kv_heads, page_size, head_dim]`` tensor per layer.
+
+    On CPU the memory is only touched as pages are written, so a large cache costs nothing yet.
+    """
+    size = (num_pages, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
+    return [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
+
+
+def write_kv(
+    kv_layer: torch.Tensor, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> None:
+    """Store the K/V of N tokens. k, v: [N, num_kv_heads, head_dim], cast to the cache's dtype.
+
+    slot_mapping: [N] int64, page * page_size + offset.
+    """
+    page_size = kv_layer.shape[3]
+    pages = torch.div(slot_mapping, page_size, rounding_mode="floor")
+    offsets = slot_mapping % page_size
+    kv_layer[pages, 0, :, offsets] = k.to(kv_layer.dtype)
+    kv_layer[pages, 1, :, offsets] = v.to(kv_layer.dtype)
+
+
+def copy_pages(kv_layers: Sequence[torch.Tensor], src: Sequence[int], dst: Sequence[int]) -> None:
+    """Copy whole pages within each layer: page src[i] to page dst[i]."""
+    device = kv_layers[0].device
+    source, target = torch.tensor(src, device=device), torch.tensor(dst, device=device)
+    for kv_layer in kv_layers:
+        kv_layer[target] = kv_layer[source]

@@ -1,0 +1,50 @@
+"""Matrix products whose weights are kept in one dtype and multiplied in another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True)
+class LinearTypes:
+    """Which dtypes a device's matrix products are fast in.
+
+    weight: how weights are kept. few_rows: the product's dtype for at most ``few_limit`` rows of
+    x (decode, bound by memory); many_rows: for more (prefill, bound by arithmetic).
+    """
+
+    weight: torch.dtype
+    few_rows: torch.dtype
+    many_rows: torch.dtype
+    few_limit: int = 8
+
+    @classmethod
+    def uniform(cls, dtype: torch.dtype) -> LinearTypes:
+        """One dtype for everything."""
+        return cls(weight=dtype, few_rows=dtype, many_rows=dtype)
+
+
+class Linear:
+    """``y = x @ weight.T + bias``, in the product dtype that suits the number of rows."""
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, types: LinearTypes
+    ) -> None:
+        """weight: [out, in]; bias: [out]. Both are converted to ``types.weight``."""
+        self.weight = weight.to(types.weight)
+        self.bias = None if bias is None else bias.to(types.weight)
+        self.types = types
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [N, in]; returns [N, out] in x's dtype."""
+        types = self.types
+        dtype = types.few_rows if x.shape[0] <= types.few_limit else types.many_rows
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return F.linear(x.to(dtype), self.weight.to(dtype), bias).to(x.dtype)
+
+    def nbytes(self) -> int:
+        """Bytes of weight and bias held."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)

@@ -1,0 +1,17 @@
+"""Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the first ``rot`` dimensions of each head; the rest pass through.
+
+    Half-split (NeoX) layout: dimension i pairs with i + rot/2.
+    x: [N, H, d]; cos, sin: [N, rot/2] at the rows' positions. Returns a new [N, H, d].
+    """
+    half = cos.shape[-1]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    a, b = x[..., :half], x[..., half : 2 * half]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]), dim=-1)

@@ -1,0 +1,52 @@
+"""What one engine step does between a layer's QKV projection and its output projection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .batch import DecodeBatch, LayerSpec, PrefillChunk
+from .kv import write_kv
+from .prefill import prefill_attention
+from .strategy import Strategy
+
+
+class StepAttention:
+    """Writes the new K/V of all rows, then attends: decode rows first, then the chunks in order.
+
+    slot_mapping: [N] int64 for all N rows. ``strategy`` must have planned for ``decode``; both
+    are None in a step that only prefills.
+    """
+
+    def __init__(
+        self,
+        kv_layers: Sequence[torch.Tensor],
+        layer_specs: Sequence[LayerSpec],
+        slot_mapping: torch.Tensor,
+        decode: DecodeBatch | None,
+        strategy: Strategy | None,
+        prefill: Sequence[PrefillChunk] = (),
+    ) -> None:
+        self.kv_layers = kv_layers
+        self.layer_specs = layer_specs
+        self.slot_mapping = slot_mapping
+        self.num_decode = len(decode) if decode is not None else 0
+        self.strategy = strategy
+        self.prefill = prefill
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """q: [N, num_qo_heads, head_dim]; k, v: [N, num_kv_heads, head_dim]; returns q's shape."""
+        kv_layer, spec = self.kv_layers[layer], self.layer_specs[layer]
+        write_kv(kv_layer, self.slot_mapping, k, v)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        row = self.num_decode
+        if self.strategy is not None and row:
+            self.strategy.run(q[:row].contiguous(), kv_layer, out[:row], spec)
+        for chunk in self.prefill:
+            rows = slice(row, row + chunk.num_tokens)
+            prefill_attention(q[rows], kv_layer, chunk, spec, out[rows])
+            row += chunk.num_tokens
+        return out
