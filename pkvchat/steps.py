@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -23,5 +25,15 @@ class StepRecord:
     pages_used: int
     pages_total: int
 
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
+
+class StepWriter:
+    """Writes one JSON object a line to ``path``. Raises OSError where that cannot be written."""
+
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("w", encoding="utf-8", buffering=1)
+
+    def write(self, record: StepRecord) -> None:
+        self._file.write(json.dumps(asdict(record)) + "\n")
+
+    def close(self) -> None:
+        self._file.close()

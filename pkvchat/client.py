@@ -1,0 +1,97 @@
+"""The interface's end of the engine process. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from .messages import Command, Died, Event, Shutdown
+from .options import EngineOptions
+from .process import main
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+class EngineClient:
+    """Starts the engine in its own process and talks to it in typed messages.
+
+    ``send`` may be called from any one thread, ``events`` from one other.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.options = options
+        self.log_path = Path(tempfile.mkdtemp(prefix="pkvchat-")) / "engine.log"
+        self._process: SpawnProcess | None = None
+        self._connection: Connection | None = None
+
+    def start(self) -> None:
+        """Start the process; events (Loading, then Ready or Failed) follow."""
+        ours, theirs = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(
+            target=main,
+            args=(self.options, theirs, str(self.log_path)),
+            name="pkvchat-engine",
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+        self._connection = ours
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    def send(self, command: Command) -> bool:
+        """False if the engine is gone; ``events`` says so too."""
+        if self._connection is None:
+            return False
+        try:
+            self._connection.send(command)
+        except OSError:
+            return False
+        return True
+
+    def events(self, timeout: float | None = None) -> list[Event]:
+        """What the engine said since, waiting up to ``timeout`` seconds (None: for ever).
+
+        Died comes once, as the last event of a process.
+        """
+        connection = self._connection
+        if connection is None:
+            return []
+        try:
+            events: list[Event] = connection.recv() if connection.poll(timeout) else []
+        except (EOFError, OSError):
+            if self._connection is connection:
+                self._connection = None
+            return [Died(self._why())]
+        return events
+
+    def restart(self) -> None:
+        """A new process with the same options; every chat's KV is computed again when needed."""
+        self.close()
+        self.start()
+
+    def close(self) -> None:
+        """End the process: asked first, then made to."""
+        self.send(Shutdown())
+        process, self._process = self._process, None
+        connection, self._connection = self._connection, None
+        if process is not None:
+            process.join(timeout=2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        if connection is not None:
+            connection.close()
+
+    def _why(self) -> str:
+        code = None
+        if self._process is not None:
+            self._process.join(timeout=2)
+            code = self._process.exitcode
+        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return f"the engine process ended ({how}); its log is {self.log_path}"

@@ -1,0 +1,53 @@
+"""One chat's tokens and the pages that hold their KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .sampling import SamplingParams
+
+
+@dataclass(eq=False)
+class Answer:
+    """What is being generated in a sequence; gone when it ends.
+
+    num_prompt: tokens before the answer. arrival: order of submission, smaller is older.
+    seed: of this answer's random numbers, drawn where the parameters gave none.
+    """
+
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    num_prompt: int
+    arrival: int
+    seed: int
+
+
+@dataclass(eq=False)
+class Sequence:
+    """tokens: everything known. The first ``num_cached`` have KV in ``pages``; the last sampled
+    token never has, so an active sequence with one uncached token decodes and one with more
+    prefills. A sequence between answers keeps its pages until somebody needs them.
+    """
+
+    chat_id: str
+    tokens: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    pages: list[int] = field(default_factory=list)
+    answer: Answer | None = None
+    last_used: int = 0
+
+    @property
+    def num_uncached(self) -> int:
+        return len(self.tokens) - self.num_cached
+
+    @property
+    def num_answered(self) -> int:
+        return len(self.tokens) - self.answer.num_prompt if self.answer else 0
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """Length of the longest common prefix."""
+    limit = min(len(a), len(b))
+    if a[:limit] == b[:limit]:
+        return limit
+    return next(i for i in range(limit) if a[i] != b[i])

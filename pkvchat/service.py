@@ -1,0 +1,152 @@
+"""Chats over the engine: messages in, text out. Runs in whatever process calls ``poll``."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pkvchat.kernels.strategy import StrategyUnavailable
+from pkvchat.models.errors import ModelError
+from pkvchat.models.tokenizer import Detokenizer
+
+from .engine import RequestRefused, StepOutput, Token
+from .messages import (
+    Close,
+    Command,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Fork,
+    PolicyChanged,
+    Prefilled,
+    SetPolicy,
+    Shutdown,
+    Started,
+    Steps,
+    Stop,
+    Submit,
+)
+from .options import EngineOptions
+from .startup import Progress, start_engine
+from .steps import StepWriter
+
+
+@dataclass
+class _Stream:
+    """An answer on its way out."""
+
+    detokenizer: Detokenizer
+    submitted: float
+    prompt_tokens: int
+    new_tokens: int = 0
+    first_token: float = 0.0
+
+
+class ChatService:
+    """Loads a model and answers chats, one step per ``poll``.
+
+    Raises ModelError, StrategyUnavailable, ValueError or OSError, each with one line for a person,
+    where ``options`` cannot be honoured.
+    """
+
+    def __init__(self, options: EngineOptions, progress: Progress) -> None:
+        self._started = start_engine(options, progress)
+        self.ready = self._started.ready
+        self._engine = self._started.engine
+        self._streams: dict[str, _Stream] = {}
+        self._steps = StepWriter(options.steps_path) if options.steps_path else None
+
+    @property
+    def idle(self) -> bool:
+        """No answer is under way."""
+        return self._engine.idle
+
+    def handle(self, command: Command) -> list[Event]:
+        """Carry out one command; what it has to say comes back at once."""
+        try:
+            match command:
+                case Submit():
+                    return self._submit(command)
+                case Stop(chat_id):
+                    return self._end(chat_id, "cancelled") if self._engine.stop(chat_id) else []
+                case Close(chat_id):
+                    self._engine.close(chat_id)
+                    self._streams.pop(chat_id, None)
+                case Fork(source, target):
+                    with suppress(KeyError):  # a chat that has no KV yet: nothing to share
+                        self._engine.fork(source, target)
+                case SetPolicy(name):
+                    return self._set_policy(name)
+                case Shutdown():
+                    self.close()
+        except (RequestRefused, ModelError, StrategyUnavailable, ValueError) as error:
+            return [Failed(getattr(command, "chat_id", None), str(error))]
+        return []
+
+    def poll(self) -> list[Event]:
+        """Run one step, if there is work, and return what came of it."""
+        if self._engine.idle:
+            return []
+        return self._events(self._engine.step())
+
+    def close(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def _submit(self, command: Submit) -> list[Event]:
+        submitted = time.perf_counter()
+        loaded = self._started.loaded
+        messages = [{"role": m.role, "content": m.content} for m in command.messages]
+        tokens = loaded.template.encode(messages, loaded.tokenizer)
+        cached = self._engine.submit(command.chat_id, tokens, command.params, loaded.stop_ids)
+        self._streams[command.chat_id] = _Stream(
+            loaded.tokenizer.detokenizer(), submitted, len(tokens)
+        )
+        return [Started(command.chat_id, len(tokens), cached)]
+
+    def _set_policy(self, name: str) -> list[Event]:
+        self._engine.set_policy(self._started.make_policy(name))
+        return [PolicyChanged(name)]
+
+    # --- a step's output ----------------------------------------------------------------------
+
+    def _events(self, output: StepOutput) -> list[Event]:
+        events: list[Event] = [Prefilled(*progress) for progress in output.prefilled]
+        for token in output.tokens:
+            events += self._token(token)
+        for chat_id, line in output.ended:
+            events += [*self._end(chat_id, "error"), Failed(chat_id, line)]
+        if output.record is not None:
+            if self._steps is not None:
+                self._steps.write(output.record)
+            events.append(Steps((output.record,)))
+        return events
+
+    def _token(self, token: Token) -> list[Event]:
+        stream = self._streams[token.chat_id]
+        stream.first_token = stream.first_token or time.perf_counter()
+        events: list[Event] = []
+        if token.finish != "stop":
+            stream.new_tokens += 1
+            text = stream.detokenizer.push(token.token_id)
+            events.append(Delta(token.chat_id, text, 1))
+        if token.finish is not None:
+            events += self._end(token.chat_id, token.finish)
+        return events
+
+    def _end(self, chat_id: str, reason: str) -> list[Event]:
+        stream = self._streams.pop(chat_id)
+        now = time.perf_counter()
+        ttft = (stream.first_token or now) - stream.submitted
+        decode_s = now - stream.first_token if stream.first_token else 0.0
+        rate = (stream.new_tokens - 1) / decode_s if stream.new_tokens > 1 and decode_s else 0.0
+        tail = stream.detokenizer.finish()
+        events: list[Event] = [Delta(chat_id, tail, 0)] if tail else []
+        events.append(
+            Finished(chat_id, reason, stream.prompt_tokens, stream.new_tokens, ttft, rate)
+        )
+        return events
