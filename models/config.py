@@ -32,3 +32,13 @@ class ModelConfig:
     rope: RopeConfig = field(default_factory=RopeConfig)
     tie_embeddings: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_qo_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all KV heads together."""
+        return self.num_kv_heads * self.head_dim
