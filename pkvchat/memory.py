@@ -1,0 +1,71 @@
+"""How much memory there is, and how many KV pages to make of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from pkvchat.kernels.batch import AttentionShape
+from pkvchat.kernels.kv import page_bytes
+
+CUDA_RESERVE = 1 << 30  # bytes left for activations, workspaces and other programs
+CPU_SHARE = 0.5  # of the memory that is free
+CPU_CONTEXTS = 4  # full contexts a CPU cache has room for at most, unless asked for more
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could be allocated on ``device`` now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def size_cache(
+    num_layers: int, shape: AttentionShape, context: int, asked_context: int, kv_memory: int | None
+) -> tuple[int, int, str]:
+    """How many pages, the scratch page among them, and the context they allow.
+
+    context: the model's limit in tokens; asked_context: the user's, 0 for none; kv_memory: the
+    user's bytes, None to size from what is free. Returns (num_pages, context, note), the note ""
+    or one line about a context that had to be smaller. Raises ValueError where too little is left.
+    """
+    per_page = page_bytes(num_layers, shape)
+    wanted = asked_context or context
+    if kv_memory is not None:
+        budget = kv_memory
+    elif shape.device.type == "cuda":
+        budget = free_memory(shape.device) - CUDA_RESERVE
+    else:
+        full = -(-wanted // shape.page_size) * per_page * CPU_CONTEXTS
+        budget = min(full + per_page, int(free_memory(shape.device) * CPU_SHARE))
+    num_pages = budget // per_page
+    fits = (num_pages - 1) * shape.page_size
+    source = "--kv-memory" if kv_memory is not None else "the free memory"
+    room = f"{source} of {human(budget)} holds {max(fits, 0)} tokens of KV"
+    if fits < shape.page_size:
+        raise ValueError(f"{room}; one page of {shape.page_size} needs {human(2 * per_page)}")
+    if fits >= wanted:
+        return num_pages, wanted, ""
+    if asked_context:
+        raise ValueError(
+            f"{room}, fewer than the {asked_context} of -c: lower -c, or give --kv-memory "
+            f"{human((-(-asked_context // shape.page_size) + 1) * per_page)}"
+        )
+    return num_pages, fits, f"{room}: the context is {fits} instead of the model's {context}"
+
+
+def human(num_bytes: int) -> str:
+    """Bytes as a person writes them, rounded up: "512 KiB", "1.5 GiB"."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= size:
+            tenths = -(-num_bytes * 10 // size)
+            return f"{tenths / 10:g} {unit}"
+    return f"{num_bytes} bytes"

@@ -1,0 +1,49 @@
+import pytest
+import torch
+
+from pkvchat.kernels.batch import AttentionShape
+from pkvchat.memory import free_memory, human, size_cache
+
+CPU = torch.device("cpu")
+SHAPE = AttentionShape(4, 2, 8, 16, torch.float32, CPU)
+PER_PAGE = 3 * 2 * 2 * 16 * 8 * 4  # 3 layers, K and V, 2 heads
+
+
+def test_an_asked_for_memory_is_used_whole() -> None:
+    assert size_cache(3, SHAPE, 160, 0, 21 * PER_PAGE + 5) == (21, 160, "")
+
+
+def test_a_small_memory_lowers_the_models_context_and_says_so() -> None:
+    num_pages, context, note = size_cache(3, SHAPE, 160, 0, 4 * PER_PAGE)
+    assert (num_pages, context) == (4, 48)
+    assert "holds 48 tokens of KV: the context is 48 instead of the model's 160" in note
+
+
+def test_an_asked_for_context_that_does_not_fit_is_refused_with_numbers() -> None:
+    with pytest.raises(ValueError, match="fewer than the 100 of -c") as error:
+        size_cache(3, SHAPE, 160, 100, 4 * PER_PAGE)
+    assert f"--kv-memory {human(8 * PER_PAGE)}" in str(error.value)
+    assert size_cache(3, SHAPE, 160, 100, 8 * PER_PAGE)[:2] == (8, 100)
+
+
+@pytest.mark.parametrize("memory", [0, 1, PER_PAGE, 2 * PER_PAGE - 1])
+def test_no_room_for_one_page_is_refused(memory: int) -> None:
+    with pytest.raises(ValueError, match="one page of 16 needs 12 KiB"):
+        size_cache(3, SHAPE, 160, 0, memory)
+
+
+def test_unasked_a_cpu_cache_holds_four_contexts() -> None:
+    assert size_cache(3, SHAPE, 160, 0, None) == (41, 160, "")
+    assert size_cache(3, SHAPE, 160, 32, None) == (9, 32, "")
+
+
+def test_free_memory_is_plausible() -> None:
+    assert 1 << 20 < free_memory(CPU) < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(5, "5 bytes"), (1024, "1 KiB"), (1025, "1.1 KiB"), (3 << 29, "1.5 GiB")],
+)
+def test_human(num_bytes: int, text: str) -> None:
+    assert human(num_bytes) == text
