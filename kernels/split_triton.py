@@ -1,0 +1,232 @@
+"""The rectangular schedule for CUDA: one program per (row, KV head, split), then a merge.
+
+Each split takes an equal run of its row's true units. num_splits lies in device memory and the
+grid is as wide as the device could use, so one captured graph serves every choice: a split past
+the row's own leaves before it loads K or V. A row with one split goes straight to the output.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from .attend_triton import (
+    TileConfig,
+    allocate_states,
+    attend_tokens,
+    merge_states,
+    tile_config,
+    visible_units,
+)
+from .batch import AttentionShape, DecodeBatch, LayerSpec
+
+
+@triton.jit
+def row_splits(units, num_splits_ptr, MIN_SHARE: tl.constexpr):
+    """Splits a row gets: no more than leave each one MIN_SHARE units, and at least one."""
+    return tl.maximum(tl.minimum(tl.load(num_splits_ptr), units // MIN_SHARE), 1)
+
+
+@triton.jit
+def _attend_kernel(
+    q_ptr,
+    kv_ptr,
+    out_ptr,
+    table_ptr,
+    table_stride,
+    lens_ptr,
+    num_splits_ptr,
+    acc_ptr,
+    m_ptr,
+    l_ptr,
+    window,
+    scale,
+    softcap,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    UNIT: tl.constexpr,
+    MIN_SHARE: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    split = tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    length = tl.load(lens_ptr + row)
+    first_token, first_unit, units = visible_units(length, window, UNIT)
+    splits = row_splits(units, num_splits_ptr, MIN_SHARE)
+    begin = (split * units) // splits
+    end = ((split + 1) * units) // splits
+    groups = tl.arange(0, GROUP_PAD)
+    dims = tl.arange(0, DIM_PAD)
+    mask = (groups < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    state = groups[:, None] * HEAD_DIM + dims[None, :]
+    segment = row * NUM_KV_HEADS + head
+    at = segment * GROUP * HEAD_DIM
+    if PDL:
+        gdc_wait()  # q and the newest K/V come from the kernel before
+    if (split < splits) & (begin < end):
+        q = tl.load(q_ptr + at + state, mask=mask, other=0.0)
+        m, l, acc = attend_tokens(  # noqa: E741
+            q,
+            kv_ptr + head * PAGE_SIZE * HEAD_DIM,
+            table_ptr + row.to(tl.int64) * table_stride,
+            first_token,
+            (first_unit + begin) * UNIT,
+            tl.minimum((first_unit + end) * UNIT, length),
+            scale,
+            softcap,
+            PAGE_SIZE,
+            2 * NUM_KV_HEADS * PAGE_SIZE * HEAD_DIM,
+            NUM_KV_HEADS * PAGE_SIZE * HEAD_DIM,
+            HEAD_DIM,
+            TILE,
+            STAGES,
+            HAS_SOFTCAP,
+        )
+        if splits == 1:
+            out = acc / l[:, None]
+            tl.store(out_ptr + at + state, out.to(out_ptr.dtype.element_ty), mask=mask)
+        else:
+            slot = segment * tl.num_programs(0) + split
+            tl.store(acc_ptr + slot * GROUP * HEAD_DIM + state, acc, mask=mask)
+            tl.store(m_ptr + slot * GROUP + groups, m, mask=groups < GROUP)
+            tl.store(l_ptr + slot * GROUP + groups, l, mask=groups < GROUP)
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def _merge_kernel(
+    out_ptr,
+    lens_ptr,
+    num_splits_ptr,
+    acc_ptr,
+    m_ptr,
+    l_ptr,
+    window,
+    max_splits,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    UNIT: tl.constexpr,
+    MIN_SHARE: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0)
+    qo_head = tl.program_id(1)
+    _, _, units = visible_units(tl.load(lens_ptr + row), window, UNIT)
+    splits = row_splits(units, num_splits_ptr, MIN_SHARE)
+    slot = (row * NUM_KV_HEADS + qo_head // GROUP) * max_splits
+    dims = tl.arange(0, DIM_PAD)
+    at = out_ptr + (row * NUM_KV_HEADS * GROUP + qo_head) * HEAD_DIM + dims
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    if units == 0:
+        tl.store(at, tl.zeros([DIM_PAD], out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+    elif splits > 1:
+        out = merge_states(
+            acc_ptr,
+            m_ptr,
+            l_ptr,
+            slot,
+            slot,
+            splits,
+            qo_head % GROUP,
+            GROUP,
+            HEAD_DIM,
+            DIM_PAD,
+            BLOCK,
+        )
+        tl.store(at, out.to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+
+
+class SplitTriton:
+    """Decode attention by sequence splitting; see the module. Rows of length 0 give zeros."""
+
+    def __init__(self, shape: AttentionShape, config: TileConfig | None = None) -> None:
+        self.shape = shape
+        self.config = config or tile_config(shape)
+        self._states = allocate_states(2 * self.config.num_programs, shape)
+        self._num_splits = torch.ones(1, dtype=torch.int32, device=shape.device)
+        self._overlap = False
+        self._batch: DecodeBatch | None = None
+
+    def max_splits(self, batch_size: int) -> int:
+        """The grid's width: enough splits for two programs where workqueue has one."""
+        segments = batch_size * self.shape.num_kv_heads
+        return max(1, 2 * self.config.num_programs // segments)
+
+    def plan(self, batch: DecodeBatch, num_splits: int) -> None:
+        """Take num_splits, or as many as the grid is wide; nothing else depends on the host."""
+        self._batch = batch
+        self._num_splits.fill_(min(num_splits, self.max_splits(len(batch))))
+        self._overlap = False
+
+    def run(
+        self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
+    ) -> None:
+        shape, config, batch = self.shape, self.config, self._batch
+        assert batch is not None, "plan() comes first"
+        # The kernel reads num_splits before it waits for the kernel in front of it, so the
+        # first layer may not overlap plan's write.
+        overlap, self._overlap = self._overlap, config.pdl
+        rows, max_splits = len(batch), self.max_splits(len(batch))
+        _attend_kernel[(max_splits, shape.num_kv_heads, rows)](
+            q,
+            kv_layer,
+            out,
+            batch.block_table,
+            batch.block_table.stride(0),
+            batch.seq_lens,
+            self._num_splits,
+            *self._states,
+            spec.window,
+            spec.scale,
+            spec.softcap,
+            NUM_KV_HEADS=shape.num_kv_heads,
+            GROUP=shape.group_size,
+            HEAD_DIM=shape.head_dim,
+            PAGE_SIZE=shape.page_size,
+            UNIT=config.unit,
+            MIN_SHARE=config.min_share,
+            GROUP_PAD=config.group_pad,
+            DIM_PAD=config.dim_pad,
+            TILE=config.tile,
+            STAGES=config.num_stages,
+            HAS_SOFTCAP=spec.softcap > 0,
+            PDL=overlap,
+            num_warps=config.num_warps,
+            launch_pdl=overlap,
+        )
+        _merge_kernel[(rows, shape.num_qo_heads)](
+            out,
+            batch.seq_lens,
+            self._num_splits,
+            *self._states,
+            spec.window,
+            max_splits,
+            NUM_KV_HEADS=shape.num_kv_heads,
+            GROUP=shape.group_size,
+            HEAD_DIM=shape.head_dim,
+            UNIT=config.unit,
+            MIN_SHARE=config.min_share,
+            DIM_PAD=config.dim_pad,
+            BLOCK=config.merge_block,
+            PDL=config.pdl,
+            num_warps=config.merge_warps,
+            launch_pdl=config.pdl,
+        )

@@ -1,0 +1,21 @@
+"""Suite-wide set-up: Triton's interpreter where there is no GPU, and skips for ``gpu`` tests."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+# Triton decides when a kernel is defined, so this comes before any test imports one.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
