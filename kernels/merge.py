@@ -1,16 +1,33 @@
-"""The exact merge of partial attention states (PAPER.md; Dao et al. 2023, Flash-Decoding)."""
+"""The exact merge of partial attention states (PAPER.md; Dao et al. 2023, Flash-Decoding).
+
+A state is a normalised output and the log-sum-exp of its scores: in the (m, l, acc) form,
+out = acc / l and lse = m + log(l). The neutral state has lse = -inf.
+"""
 
 from __future__ import annotations
 
 import torch
 
 
-def merge_states(m: torch.Tensor, l: torch.Tensor, acc: torch.Tensor, out: torch.Tensor) -> None:  # noqa: E741
-    """Merge S partial states of each row.
+def merge_states(out: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """Merge the S partial states of one row. out: [S, ..., d]; lse: [S, ...]; returns [..., d]."""
+    weight = torch.softmax(lse, dim=0).to(out.dtype)
+    return (out * weight.unsqueeze(-1)).sum(dim=0)
 
-    m, l: [S, ...] fp32, the running maximum and sum; acc: [S, ..., d] fp32, the unnormalised
-    sum of values. A neutral state has m = -inf, l = 0, acc = 0. out: [..., d], any float dtype.
+
+def merge_segments(
+    out: torch.Tensor, lse: torch.Tensor, rows: torch.Tensor, num_rows: int
+) -> torch.Tensor:
+    """Merge compact partial slots, each row's side by side.
+
+    out: [T, ..., d]; lse: [T, ...]; rows: [T] int64, the row of each slot; every row has one at
+    least. Returns [num_rows, ..., d].
     """
-    weight = torch.exp(m - m.amax(dim=0))
-    total = (weight * l).sum(dim=0)
-    out.copy_((weight.unsqueeze(-1) * acc).sum(dim=0) / total.unsqueeze(-1))
+    top = lse.new_full((num_rows, *lse.shape[1:]), float("-inf"))
+    index = rows.view(-1, *[1] * (lse.ndim - 1)).expand_as(lse)
+    top.scatter_reduce_(0, index, lse, "amax")
+    weight = torch.exp(lse - top[rows])
+    total = torch.zeros_like(top).index_add_(0, rows, weight)
+    merged = out.new_zeros((num_rows, *out.shape[1:]))
+    merged.index_add_(0, rows, out * weight.unsqueeze(-1).to(out.dtype))
+    return merged / total.unsqueeze(-1).to(out.dtype)

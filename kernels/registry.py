@@ -7,26 +7,37 @@ from importlib import import_module
 from .batch import AttentionShape
 from .strategy import Strategy, StrategyUnavailable
 
-# In the order a tie between them is decided.
+# In the order in which a tie between them is decided.
 STRATEGIES = ("flashinfer", "split", "workqueue", "sdpa")
 
-_CLASSES = {
-    "flashinfer": "FlashInfer",
-    "split": "Split",
-    "workqueue": "Workqueue",
-    "sdpa": "Sdpa",
+_ON_CUDA = {
+    "flashinfer": ("flashinfer", "FlashInfer"),
+    "split": ("split_triton", "SplitTriton"),
+    "workqueue": ("workqueue_triton", "WorkqueueTriton"),
+    "sdpa": ("sdpa", "Sdpa"),
+}
+_ON_CPU = {
+    "split": ("split", "Split"),
+    "workqueue": ("workqueue", "Workqueue"),
+    "sdpa": ("sdpa", "Sdpa"),
 }
 
 
 def create_strategy(name: str, shape: AttentionShape) -> Strategy:
     """Raises ValueError for an unknown name, StrategyUnavailable where it cannot run."""
-    if name not in _CLASSES:
+    if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; choose one of {', '.join(STRATEGIES)}")
+    device = shape.device.type
+    implementations = _ON_CUDA if device == "cuda" else _ON_CPU
+    if name not in implementations:
+        raise StrategyUnavailable(f"{name} needs a CUDA device, and this is {device}")
+    module, cls = implementations[name]
     try:
-        module = import_module(f".{name}", __package__)
+        strategy: Strategy = getattr(import_module(f".{module}", __package__), cls)(shape)
     except ImportError as error:
-        raise StrategyUnavailable(f"{name} cannot be imported here: {error}") from error
-    strategy: Strategy = getattr(module, _CLASSES[name])(shape)
+        raise StrategyUnavailable(
+            f"{name} cannot be imported ({error}); install pkvchat[cuda]"
+        ) from error
     return strategy
 
 

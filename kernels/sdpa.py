@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from .attend import attend
 from .batch import AttentionShape, DecodeBatch, LayerSpec
+from .gather import Gather, Scratch, gather_rows
 
 
 class Sdpa:
@@ -15,29 +17,28 @@ class Sdpa:
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
+        self._scratch = Scratch()
         self._batch: DecodeBatch | None = None
+        self._gathers: dict[int, list[Gather]] = {}  # by window
 
     def plan(self, batch: DecodeBatch, num_splits: int) -> None:  # noqa: ARG002
         self._batch = batch
+        self._gathers.clear()
 
     def run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
     ) -> None:
-        shape, batch = self.shape, self._batch
+        shape, batch, window = self.shape, self._batch, spec.window
         assert batch is not None, "plan() comes first"
-        for row, length in enumerate(batch.lengths):
-            first = max(0, length - spec.window) if spec.window else 0
-            first_page = first // shape.page_size
-            pages = batch.block_table[row, first_page : -(-length // shape.page_size)]
-            kv = kv_layer[pages.long()].permute(1, 2, 0, 3, 4)
-            kv = kv.reshape(2, shape.num_kv_heads, -1, shape.head_dim)
-            offset = first_page * shape.page_size
-            k, v = kv[:, :, first - offset : length - offset].to(q.dtype)
-            queries = q[row].view(shape.num_kv_heads, shape.group_size, shape.head_dim)
+        if window not in self._gathers:
+            self._gathers[window] = gather_rows(shape, batch, window, 1, self._scratch)
+        size = (len(batch), 1, shape.num_kv_heads, shape.group_size, shape.head_dim)
+        q, out = q.view(size), out.view(size)
+        for row, gather in enumerate(self._gathers[window]):
+            k, v = gather(kv_layer)
+            query = q[row].to(k.dtype)
             if spec.softcap:
-                scores = (queries @ k.transpose(1, 2)).float() * spec.scale
-                scores = spec.softcap * torch.tanh(scores / spec.softcap)
-                result = scores.softmax(dim=-1).to(q.dtype) @ v
+                result, _ = attend(query, k, v, spec, mask=None)
             else:
-                result = F.scaled_dot_product_attention(queries, k, v, scale=spec.scale)
-            out[row] = result.view(shape.num_qo_heads, shape.head_dim)
+                result = F.scaled_dot_product_attention(query, k, v, scale=spec.scale)
+            out[row].copy_(result)

@@ -23,7 +23,7 @@ class Strategy(Protocol):
     name: str
 
     def plan(self, batch: DecodeBatch, num_splits: int) -> None:
-        """Prepare for ``batch``; ``num_splits`` >= 1 is the policy's choice, which may be ignored."""
+        """Prepare for ``batch``; ``num_splits`` >= 1 is the policy's choice, a hint to some."""
 
     def run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec

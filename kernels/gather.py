@@ -1,0 +1,111 @@
+"""Copies of a batch's pages side by side, so that torch's dense operations can attend to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .batch import AttentionShape, DecodeBatch
+from .tasks import Task, split_tasks
+
+
+class Scratch:
+    """Memory that a strategy keeps from step to step and only ever grows."""
+
+    def __init__(self) -> None:
+        self._buffer: torch.Tensor | None = None
+
+    def take(self, size: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """An uninitialised tensor of ``size`` with the dtype and device of ``like``."""
+        count = 1
+        for extent in size:
+            count *= extent
+        buffer = self._buffer
+        if buffer is None or buffer.numel() < count or buffer.dtype != like.dtype:
+            buffer = torch.empty(count + count // 4, dtype=like.dtype, device=like.device)
+            self._buffer = buffer
+        return buffer[:count].view(*size)
+
+
+class Gather:
+    """The K and V of some tasks, padded to the longest of them.
+
+    Everything that does not depend on the layer is computed here, once per step: one flat index
+    of page rows ``[page_size * head_dim]``, the mask of padding, and the slots to clear, since
+    memory past a sequence's end may hold anything, NaN included.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        block_table: torch.Tensor,
+        lengths: Sequence[int],
+        tasks: Sequence[Task],
+        scratch: Scratch,
+    ) -> None:
+        """block_table: [B, max_pages] int32; lengths: of its B rows."""
+        page_size, heads = shape.page_size, shape.num_kv_heads
+        self._shape, self._scratch = shape, scratch
+        self.num_tasks = len(tasks)
+        self.num_pages = max(-(-t.end // page_size) - t.first_tile for t in tasks)
+        self.mask: torch.Tensor | None = None
+        self._stale: torch.Tensor | None = None
+        if self.num_tasks == 1:
+            (task,) = tasks
+            pages = block_table[task.row : task.row + 1, task.first_tile :][:, : self.num_pages]
+            offset = task.first_tile * page_size
+            self._keys = slice(task.begin - offset, task.end - offset)
+        else:
+            pages = self._pad(block_table, lengths, tasks)
+            self._keys = slice(0, self.num_pages * page_size)
+        lane = torch.arange(2 * heads, device=pages.device).view(2, 1, heads, 1)
+        self._index = (pages.long()[:, None] * (2 * heads) + lane).flatten()
+
+    def _pad(
+        self, block_table: torch.Tensor, lengths: Sequence[int], tasks: Sequence[Task]
+    ) -> torch.Tensor:
+        """Pages of all tasks, [num_tasks, num_pages]; padding repeats a task's first page."""
+        shape, device = self._shape, block_table.device
+        rows, first, begin, end = torch.tensor(tasks, device=device).T
+        tile = first[:, None] + torch.arange(self.num_pages, device=device)
+        tile = torch.where(tile * shape.page_size < end[:, None], tile, first[:, None])
+        slot = torch.arange(self.num_pages * shape.page_size, device=device)
+        position = first[:, None] * shape.page_size + slot
+        hidden = (position < begin[:, None]) | (position >= end[:, None])
+        if bool(hidden.any()):
+            mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
+            self.mask = mask[:, None, None]
+            source = (tile[:, :, None] * shape.page_size + slot[: shape.page_size]).flatten(1)
+            length = torch.tensor(lengths, device=device)[rows]
+            stale = (source >= length[:, None])[None, :, None].expand(2, -1, shape.num_kv_heads, -1)
+            self._stale = stale.flatten().nonzero().flatten()
+        return block_table[rows[:, None], tile]
+
+    def __call__(self, kv_layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V, each [num_tasks, num_kv_heads, keys, head_dim]; valid until the next call."""
+        shape = self._shape
+        width = shape.page_size * shape.head_dim
+        kv = self._scratch.take((self._index.numel(), width), kv_layer)
+        torch.index_select(kv_layer.view(-1, width), 0, self._index, out=kv)
+        if self._stale is not None:
+            kv.view(-1, shape.head_dim).index_fill_(0, self._stale, 0)
+        kv = kv.view(2, self.num_tasks, shape.num_kv_heads, -1, shape.head_dim)
+        k, v = kv[:, :, :, self._keys].unbind()
+        return k, v
+
+
+def gather_rows(
+    shape: AttentionShape, batch: DecodeBatch, window: int, num_splits: int, scratch: Scratch
+) -> list[Gather]:
+    """One Gather per row, of its splits; they share ``scratch``, one after another."""
+    return [
+        Gather(
+            shape,
+            batch.block_table,
+            batch.lengths,
+            split_tasks(row, length, window, shape.page_size, num_splits),
+            scratch,
+        )
+        for row, length in enumerate(batch.lengths)
+    ]
