@@ -1,0 +1,246 @@
+"""The command line. Nothing heavy is imported before the arguments are known to be right."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import __version__
+from .errors import ChatError, UsageError
+from .options import EngineOptions
+from .sampling import SamplingParams
+from .settings import RULES, Rule, Settings, load_settings
+
+INTERRUPTED = 130  # what shells report for Ctrl+C
+BROKEN_PIPE = 141  # and for a reader that went away
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code: 0, 1 (run time), 2 (usage) or 128 + a signal."""
+    argv = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in argv
+    try:
+        args = _parser().parse_args(argv)
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Nobody reads any more. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except ChatError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"pkvchat: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        print(
+            f"pkvchat: this is a fault of pkvchat's: {what}; "
+            "please report it with what --debug prints (CONTRIBUTING.md says where)",
+            file=sys.stderr,
+        )
+        return 1
+
+
+# --- what the arguments ask for ------------------------------------------------------------------
+
+
+def _chat(args: argparse.Namespace) -> int:
+    """The app, or one answer with -p or -f, or the line program where there is no terminal."""
+    settings = _settings(args)
+    prompt = _prompt(args)
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if prompt is None and terminal and "no_tui" not in args:
+        from pkvchat.tui.app import run
+
+        return run(settings.engine, settings.sampling, settings)
+
+    from . import plain
+
+    return plain.run(settings, prompt)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from . import bench
+
+    tests = bench.tests(args.prompt_tokens, args.new_tokens, args.depths)
+    return bench.run(_settings(args).engine, tests, args.batch, args.repetitions, args.output)
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    settings = load_settings().with_values(vars(args))
+    _check_policy(settings.engine.policy)
+    return settings
+
+
+def _check_policy(name: str) -> None:
+    """Raises UsageError, with the names there are, for a policy that does not exist."""
+    if name == "adaptive":
+        return
+    from pkvchat.kernels.policy import policy_names
+
+    if name not in policy_names():
+        raise UsageError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}")
+
+
+def _prompt(args: argparse.Namespace) -> str | None:
+    """The one prompt to answer, from -p or -f; None to hold a conversation."""
+    if "prompt" in args:
+        source, prompt = "-p", args.prompt
+    elif "file" in args:
+        source, prompt = args.file, _read(args.file)
+    else:
+        return None
+    if not prompt.strip():
+        raise UsageError(f"the prompt from {source} is empty")
+    return str(prompt)
+
+
+def _read(name: str) -> str:
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise ChatError(f"cannot read the prompt file {name}: {error.strerror}") from error
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ChatError(
+            f"the prompt file {name} is not UTF-8: byte {raw[error.start]:#04x} at {error.start}"
+        ) from error
+
+
+# --- the arguments -------------------------------------------------------------------------------
+
+# Flags that are settings too: field, names, what stands for the value, help. RULES checks them.
+_ENGINE_FLAGS = (
+    ("model", "-m --model", "NAME", "a model's name or path"),
+    ("threads", "-t --threads", "N", "CPU threads (0: torch's choice)"),
+    ("device", "--device", "NAME", "auto, cpu, cuda or cuda:N"),
+    ("dtype", "--dtype", "TYPE", "auto, f32, f16 or bf16"),
+    ("kv_memory", "--kv-memory", "SIZE", "memory for the KV cache, such as 512M or 2G"),
+    ("page_size", "--page-size", "N", "tokens in a KV page: 16, 32 or 64"),
+    ("policy", "--policy", "NAME", "adaptive, or forced-STRATEGY"),
+)
+_CHAT_FLAGS = (
+    ("context", "-c --ctx-size", "N", "tokens a chat may have (0: the model's own limit)"),
+    ("max_tokens", "-n --predict --n-predict", "N", "new tokens at most (-1: no limit)"),
+    ("seed", "-s --seed", "N", "the same seed gives the same text"),
+    ("temperature", "--temp", "X", "0 always takes the likeliest token"),
+    ("top_k", "--top-k", "N", "choose among the N likeliest tokens (0: all)"),
+    ("top_p", "--top-p", "X", "choose among the likeliest that make up X of the probability"),
+    ("min_p", "--min-p", "X", "leave out tokens below X times the likeliest one's probability"),
+    ("repeat_penalty", "--repeat-penalty", "X", "make recent tokens less likely (1: off)"),
+    ("repeat_last_n", "--repeat-last-n", "N", "how many tokens are recent (-1: all)"),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Keeps an error to one line, and leaves flags that were not given out of the namespace."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="pkvchat",
+        description="Chat with a local model in the terminal.",
+        epilog="Without a terminal, or with --no-tui, each line of standard input is a prompt.",
+    )
+    once = parser.add_mutually_exclusive_group()
+    once.add_argument("-p", "--prompt", metavar="TEXT", type=_text, help="answer TEXT and exit")
+    once.add_argument("-f", "--file", metavar="FILE", help="answer FILE's text (-: standard input)")
+    parser.add_argument(
+        "-sys", "--system-prompt", metavar="TEXT", type=_text, help="what the model is told first"
+    )
+    parser.add_argument("--no-tui", action="store_true", help="plain lines, even in a terminal")
+    parser.add_argument("--version", action="version", version=f"pkvchat {__version__}")
+    parser.add_argument(
+        "--steps", dest="steps_path", metavar="FILE", help="log each decode step as a line of JSON"
+    )
+    _add_settings(parser.add_argument_group("answers"), _CHAT_FLAGS)
+    _add_engine_flags(parser)
+    parser.set_defaults(run=_chat)
+
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    bench = commands.add_parser(
+        "bench",
+        help="time prompt reading and decoding",
+        description="Time prompt reading (pp) and decoding (tg) as llama-bench does. "
+        "Numbers may be lists: -d 0,4096.",
+    )
+    _add_bench_flags(bench)
+    _add_engine_flags(bench)
+    bench.set_defaults(run=_bench)
+    return parser
+
+
+def _add_settings(
+    group: argparse._ActionsContainer, flags: Sequence[tuple[str, str, str, str]]
+) -> None:
+    defaults = vars(EngineOptions()) | vars(SamplingParams())
+    for name, names, metavar, text in flags:
+        if defaults[name] is not None:
+            text += f" [{defaults[name]}]"
+        group.add_argument(
+            *names.split(), dest=name, metavar=metavar, type=_by_rule(RULES[name]), help=text
+        )
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    _add_settings(group, _ENGINE_FLAGS)
+    group.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
+    counts = _list_of(Rule(int, "whole numbers, such as 0,4096", lambda n: n >= 0))
+    count = _by_rule(Rule(int, "a whole number of at least 1", lambda n: n >= 1))
+    for flag, dest, default, kind, text in (
+        ("-p", "prompt_tokens", "512", counts, "prompt tokens to read (0: no pp test)"),
+        ("-n", "new_tokens", "128", counts, "tokens to decode (0: no tg test)"),
+        ("-d", "depths", "0", counts, "tokens in the context before that"),
+        ("-b", "batch", "1", count, "sequences at once"),
+        ("-r", "repetitions", "5", count, "measured runs of each test"),
+    ):
+        text += " [%(default)s]"
+        parser.add_argument(flag, dest=dest, default=default, metavar="N", type=kind, help=text)
+    parser.add_argument(
+        "-o", dest="output", default="md", choices=("md", "json", "csv"), help="output format"
+    )
+
+
+def _by_rule(rule: Rule) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return rule.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
+
+    return parse
+
+
+def _list_of(rule: Rule) -> Callable[[str], list[Any]]:
+    one = _by_rule(rule)
+    return lambda text: [one(part) for part in text.split(",")]
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"not valid UTF-8 at character {error.start}") from None
+    return text

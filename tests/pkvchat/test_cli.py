@@ -1,0 +1,109 @@
+"""The command line, as a person meets it: by subprocess."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import pkvchat
+
+
+def assert_refused(done, exit_code, *said):
+    """One line on standard error that says all of ``said``, and nothing else anywhere."""
+    assert done.returncode == exit_code, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("pkvchat: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    for words in said:
+        assert words in done.stderr
+
+
+def test_version(run_cli):
+    done = run_cli("--version")
+    assert (done.returncode, done.stdout) == (0, f"pkvchat {pkvchat.__version__}\n")
+
+
+def test_help_names_every_flag_of_the_reference(run_cli):
+    done = run_cli("--help")
+    assert done.returncode == 0
+    flags = """-m --model -p --prompt -f --file -sys --system-prompt -c --ctx-size -n --predict -s
+        --seed -t --threads --temp --top-k --top-p --min-p --repeat-penalty --repeat-last-n --policy
+        --steps --dtype --device --page-size --kv-memory --no-tui --debug --version"""
+    words = done.stdout.replace(",", " ").split()
+    assert [flag for flag in flags.split() if flag not in words] == []
+    assert "bench" in words
+
+
+def test_arguments_are_read_without_torch():
+    """The app's process and --help must not wait seconds for an import."""
+    code = (
+        "import sys, contextlib, pkvchat.cli\n"
+        "with contextlib.suppress(SystemExit): pkvchat.cli.main(['--help'])\n"
+        "sys.exit('torch' in sys.modules or 'textual' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--nope"], "unrecognized arguments: --nope"),
+        (["hello"], "invalid choice: 'hello'"),
+        (["-n"], "-n/--predict/--n-predict: expected one argument"),
+        (["--temp", "hot"], "--temp: 'hot' must be a number of at least 0"),
+        (["--temp", "-1"], "--temp: '-1' must be a number of at least 0"),
+        (["--top-p", "1.5"], "--top-p: '1.5' must be a number from 0 to 1"),
+        (["--top-k", "2.5"], "--top-k: '2.5' must be a whole number"),
+        (["-c", "-5"], "-c/--ctx-size: '-5' must be a whole number of at least 0"),
+        (["--page-size", "17"], "--page-size: '17' must be 16, 32 or 64"),
+        (["--kv-memory", "lots"], "'lots' must be a number of bytes, or a size"),
+        (["--dtype", "f64"], "'f64' must be one of auto, f32, f16, bf16"),
+        (["--device", "tpu"], "'tpu' must be auto, cpu, cuda or cuda:N"),
+        (["-p", "a", "-f", "b"], "not allowed with"),
+        (["-p", " "], "the prompt from -p is empty"),
+        (["bench", "-p", "1,x"], "-p: 'x' must be whole numbers, such as 0,4096"),
+        (["bench", "-r", "0"], "-r: '0' must be a whole number of at least 1"),
+        (["bench", "-o", "xml"], "-o: invalid choice: 'xml'"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_exit_2(run_cli, args, said):
+    assert_refused(run_cli(*args), 2, said)
+
+
+def test_an_unknown_policy_lists_those_there_are(run_cli):
+    names = ("adaptive", "forced-flashinfer", "forced-split", "forced-workqueue", "forced-sdpa")
+    assert_refused(run_cli("--policy", "fastest", "-p", "hi"), 2, "'fastest'", *names)
+
+
+def test_a_prompt_that_is_not_utf8(run_cli, tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"hello \xff world")
+    assert_refused(run_cli("-f", path), 1, str(path), "byte 0xff at 6")
+    assert_refused(run_cli("-p", "hi \udcff"), 2, "-p/--prompt: not valid UTF-8 at character 3")
+
+
+def test_a_prompt_file_that_is_missing_or_empty(run_cli, tmp_path):
+    assert_refused(run_cli("-f", tmp_path / "none.txt"), 1, "none.txt: No such file or directory")
+    (tmp_path / "empty.txt").write_text("\n")
+    assert_refused(run_cli("-f", tmp_path / "empty.txt"), 2, "empty.txt is empty")
+
+
+def test_a_settings_file_is_read_and_checked(run_cli, tmp_path):
+    (tmp_path / "config" / "pkvchat").mkdir(parents=True)
+    path = tmp_path / "config" / "pkvchat" / "config.toml"
+    path.write_text("[sampling]\ntop_p = 2\n")
+    assert_refused(run_cli("-p", "hi"), 2, str(path), "sampling.top_p = 2")
+
+
+def test_a_config_folder_that_is_a_file(run_cli, tmp_path):
+    (tmp_path / "config").write_text("")
+    assert_refused(run_cli("-p", "hi"), 1, "cannot read the settings file", "Not a directory")
+
+
+def test_debug_adds_the_traceback(run_cli, tmp_path):
+    done = run_cli("--debug", "-f", tmp_path / "none.txt")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("pkvchat: cannot read the prompt file")
