@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from .batch import AttentionShape
 from .strategy import Strategy, StrategyUnavailable
+
+if TYPE_CHECKING:  # the command line lists the names, and does not wait for torch
+    from .batch import AttentionShape
 
 # In the order in which a tie between them is decided.
 STRATEGIES = ("flashinfer", "split", "workqueue", "sdpa")

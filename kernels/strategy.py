@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+if TYPE_CHECKING:  # the command line knows this error, and does not wait for torch
+    import torch
 
-from .batch import DecodeBatch, LayerSpec
+    from .batch import DecodeBatch, LayerSpec
 
 
 class StrategyUnavailable(RuntimeError):
