@@ -73,8 +73,8 @@ def _chat(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace) -> int:
     from . import bench
 
-    tests = bench.tests(args.prompt_tokens, args.new_tokens, args.depths)
-    return bench.run(_settings(args).engine, tests, args.batch, args.repetitions, args.output)
+    cases = bench.cases(args.prompt_tokens, args.new_tokens, args.depths)
+    return bench.run(_settings(args).engine, cases, args.batch, args.repetitions, args.output)
 
 
 def _settings(args: argparse.Namespace) -> Settings:

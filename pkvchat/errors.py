@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pkvchat.kernels.strategy import StrategyUnavailable
+from pkvchat.models.errors import ModelError
+
 
 class ChatError(Exception):
     """``str(e)`` is the whole message: what is wrong, the value, what to do."""
@@ -13,3 +19,12 @@ class UsageError(ChatError):
     """A flag, a setting or a combination of them makes no sense."""
 
     exit_code = 2
+
+
+@contextmanager
+def startup_errors() -> Iterator[None]:
+    """Turns what starting an engine may raise for a person to read into ChatError."""
+    try:
+        yield
+    except (ModelError, StrategyUnavailable, ValueError, OSError) as error:
+        raise ChatError(str(error)) from error

@@ -7,10 +7,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-from pkvchat.kernels.strategy import StrategyUnavailable
-from pkvchat.models.errors import ModelError
-
-from .errors import ChatError
+from .errors import ChatError, startup_errors
 from .messages import ChatMessage, Delta, Event, Failed, Finished, Stop, Submit
 from .options import EngineOptions
 from .progress import ProgressLine
@@ -39,9 +36,8 @@ def run(settings: Settings, prompt: str | None) -> int:
 def _start(options: EngineOptions) -> ChatService:
     progress = ProgressLine(sys.stderr)
     try:
-        service = ChatService(options, progress)
-    except (ModelError, StrategyUnavailable, ValueError, OSError) as error:
-        raise ChatError(str(error)) from error
+        with startup_errors():
+            service = ChatService(options, progress)
     finally:
         progress.close()
     ready = service.ready

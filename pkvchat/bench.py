@@ -1,0 +1,260 @@
+"""``pkvchat bench``: the engine's speed, in the shape of llama.cpp's llama-bench.
+
+ppN reads a prompt of N tokens, tgN decodes N tokens, "@ dD" does so with D tokens in the context
+before. Token ids are random, decoding is greedy, and a first, unmeasured run warms everything up.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .engine import Engine
+from .errors import ChatError, startup_errors
+from .memory import human
+from .options import EngineOptions
+from .progress import ProgressLine
+from .sampling import SamplingParams
+from .startup import Started, start_engine
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table; either ``prompt`` or ``new`` is 0."""
+
+    prompt: int
+    new: int
+    depth: int
+
+    @property
+    def name(self) -> str:
+        what = f"pp{self.prompt}" if self.prompt else f"tg{self.new}"
+        return f"{what} @ d{self.depth}" if self.depth else what
+
+    @property
+    def context(self) -> int:
+        """Tokens a sequence holds at most, and one that is sampled and not kept."""
+        return self.depth + 1 + max(self.prompt, self.new) + 1
+
+
+def cases(prompts: Iterable[int], news: Iterable[int], depths: Iterable[int]) -> list[Case]:
+    """Every test at each depth; 0 prompt or new tokens is no test."""
+    prompts, news = list(prompts), list(news)
+    return [
+        case
+        for depth in depths
+        for case in (*(Case(p, 0, depth) for p in prompts), *(Case(0, n, depth) for n in news))
+        if case.prompt or case.new
+    ]
+
+
+def run(
+    options: EngineOptions, cases: Sequence[Case], batch: int, repetitions: int, output: str
+) -> int:
+    """Measure and print; ``output`` is a name in PRINTERS. Returns the exit code."""
+    if cases:
+        progress = ProgressLine(sys.stderr)
+        try:
+            rows = _rows(options, cases, batch, repetitions, progress)
+            PRINTERS[output](rows, cases)
+        finally:
+            progress.close()
+    return 0
+
+
+def _rows(
+    options: EngineOptions,
+    cases: Sequence[Case],
+    batch: int,
+    repetitions: int,
+    progress: ProgressLine,
+) -> Iterator[Row]:
+    context = max(case.context for case in cases)
+    with startup_errors():
+        started = start_engine(replace(options, context=context), progress)
+    _check_room(started.engine, context, batch)
+    about = describe(started, options.policy, batch)
+    bench = Bench(started.engine, started.loaded.tokenizer.vocab_size, batch)
+    for case in cases:
+        samples = []
+        for done in range(repetitions + 1):
+            progress(case.name, done, repetitions + 1)
+            samples.append(bench.measure(case))
+        progress.close()
+        yield result(case, samples[1:], bench.strategies) | about
+
+
+def _check_room(engine: Engine, context: int, batch: int) -> None:
+    need = batch * engine.scheduler.pages_for(context)
+    if need > engine.pool.capacity:
+        raise ChatError(
+            f"{batch} sequences of {context} tokens need {need} KV pages and there are "
+            f"{engine.pool.capacity}: lower -b, -p, -n or -d, or give a larger --kv-memory"
+        )
+
+
+class Bench:
+    """Runs cases on one engine. ``strategies`` counts the decode steps each one had in the last."""
+
+    def __init__(self, engine: Engine, vocab_size: int, batch: int) -> None:
+        self._engine = engine
+        self._vocab_size = vocab_size
+        self._random = random.Random(0)
+        self._contexts: dict[str, list[int]] = {f"bench-{i}": [] for i in range(batch)}
+        self.strategies: Counter[str] = Counter()
+
+    def measure(self, case: Case) -> float:
+        """Tokens per second over all sequences."""
+        self._fill(case.depth)
+        # A prompt has been read when its first new token is there. Decoding begins with one token
+        # that has no KV yet, so that every new one costs a decode step.
+        prompts = {c: t + self._tokens(case.prompt or 1) for c, t in self._contexts.items()}
+        self.strategies.clear()
+        start = time.perf_counter()
+        cached = self._answer(prompts, case.new or 1)
+        elapsed = time.perf_counter() - start
+        assert cached == case.depth * len(prompts), "the KV of the context has been lost"
+        return len(prompts) * (case.prompt or case.new) / elapsed
+
+    def _fill(self, depth: int) -> None:
+        """Leave each sequence with the KV of ``depth`` tokens; what it has of them is kept."""
+        for chat_id, tokens in self._contexts.items():
+            tokens += self._tokens(depth - len(tokens))
+            del tokens[depth:]
+            if not depth:
+                self._engine.close(chat_id)
+        if depth:
+            self._answer(self._contexts, 1)
+
+    def _answer(self, prompts: dict[str, list[int]], new: int) -> int:
+        """Returns how many of the prompts' tokens had their KV already."""
+        params = SamplingParams(temperature=0, max_tokens=new)
+        cached = sum(self._engine.submit(c, tokens, params) for c, tokens in prompts.items())
+        while not self._engine.idle:
+            record = self._engine.step().record
+            if record is not None:
+                self.strategies[record.strategy] += 1
+        return cached
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(self._vocab_size) for _ in range(count)]
+
+
+# --- what is printed -----------------------------------------------------------------------------
+
+
+def result(case: Case, samples: Sequence[float], strategies: Mapping[str, int]) -> Row:
+    """One row's figures. strategies: decode steps by strategy, in the last run."""
+    return {
+        "test": case.name,
+        "n_prompt": case.prompt,
+        "n_gen": case.new,
+        "n_depth": case.depth,
+        "avg_ts": statistics.mean(samples),
+        "stddev_ts": statistics.stdev(samples) if len(samples) > 1 else 0.0,
+        "samples_ts": list(samples),
+        "strategies": dict(strategies),
+    }
+
+
+def describe(started: Started, policy: str, batch: int) -> Row:
+    """What every row says about where and with what it was measured."""
+    model, shape = started.loaded.model, started.engine.runner.shape
+    return {
+        "model": started.loaded.name,
+        "model_size": model.nbytes(),
+        "model_n_params": started.loaded.num_parameters,
+        "backend": shape.device.type.upper(),
+        "device": device_name(shape.device),
+        "threads": torch.get_num_threads(),
+        "policy": policy,
+        "batch": batch,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "kv_dtype": str(shape.dtype).removeprefix("torch."),
+        "page_size": shape.page_size,
+        "versions": {"python": platform.python_version()} | versions(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's or the CPU's name as it calls itself."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that the figures depend on, those that are installed."""
+    found = {}
+    for name in ("pkvchat", "torch", "triton", "flashinfer-python"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def print_markdown(rows: Iterable[Row], cases: Sequence[Case]) -> None:
+    """llama-bench's columns, and the policy; each row as soon as it is there."""
+    widths: dict[str, int] = {}
+    for row in rows:
+        cells = {
+            "model": row["model"],
+            "size": human(row["model_size"]),
+            "params": f"{row['model_n_params'] / 1e6:.2f} M",
+            "backend": row["backend"],
+            "threads": str(row["threads"]),
+            "policy": row["policy"],
+            "batch": str(row["batch"]),
+            "test": row["test"],
+            "t/s": f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+        }
+        if not widths:
+            widths = {name: max(len(name), len(cell)) for name, cell in cells.items()}
+            widths |= {"test": max(len(case.name) for case in cases), "t/s": 18}
+            _print_cells({name: name for name in cells}, widths)
+            print("|" + "|".join(f" {'-' * width}:" for width in widths.values()) + "|")
+        _print_cells(cells, widths)
+
+
+def _print_cells(cells: Mapping[str, str], widths: Mapping[str, int]) -> None:
+    print("| " + " | ".join(cells[n].rjust(w) for n, w in widths.items()) + " |", flush=True)
+
+
+def print_json(rows: Iterable[Row], _cases: Sequence[Case]) -> None:
+    print(json.dumps(list(rows), indent=2))
+
+
+def print_csv(rows: Iterable[Row], _cases: Sequence[Case]) -> None:
+    """Lists and tables within a row are written as JSON."""
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    for number, row in enumerate(rows):
+        if number == 0:
+            table.writerow(row)
+        table.writerow(
+            json.dumps(cell) if isinstance(cell, (list, dict)) else cell for cell in row.values()
+        )
+        sys.stdout.flush()
+
+
+PRINTERS = {"md": print_markdown, "json": print_json, "csv": print_csv}
