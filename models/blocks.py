@@ -1,4 +1,4 @@
-"""The blocks that decoder layers are made of. Each reads its weights once and is then a function."""
+"""What decoder layers are made of: each block reads its weights once and is then a function."""
 
 from __future__ import annotations
 

@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .config import ModelConfig
 from .errors import ModelError
 from .gguf_file import GgufFile
+from .gguf_vocabulary import read_vocabulary
 from .metadata import Metadata
-from .registry import FAMILIES
+from .registry import by_gguf_architecture
+from .vocabulary import Vocabulary
 from .weights import Shape
 
 
 class GgufCheckpoint:
-    """Implements Checkpoint. Raises ModelError for an architecture nobody registered."""
+    """Implements Checkpoint. Raises ModelError for whatever is damaged or not supported."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,16 +28,13 @@ class GgufCheckpoint:
             for name, tensor in self.file.tensors.items()
             if name != "rope_freqs.weight"
         }
-        arch = self.metadata.get("general.architecture", str)
-        if arch not in FAMILIES:
-            raise ModelError(
-                f"{path}: architecture '{arch}' is not supported; choose one of"
-                f" {', '.join(sorted(FAMILIES))}"
-            )
-        self.family = FAMILIES[arch]
+        self.family = by_gguf_architecture(self.metadata)
         if len(self.shapes.get("token_embd.weight", ())) != 2:
             raise ModelError(f"{path}: tensor 'token_embd.weight' is missing: fetch the file again")
-        self.config: ModelConfig = self.family.from_gguf(self.metadata, self.shapes)
+        self.config = self.family.from_gguf(self.metadata, self.shapes)
+
+    def vocabulary(self) -> Vocabulary:
+        return read_vocabulary(self.metadata)
 
     def nbytes(self, name: str) -> int:
         return self.file.tensors[name].nbytes
@@ -50,5 +48,6 @@ class GgufCheckpoint:
         part = name.split(".")[-2]
         if not self.family.permuted or part not in heads:
             return None
-        rows = np.arange(self.shapes[name][0])
-        return rows.reshape(heads[part], -1, 2).swapaxes(1, 2).reshape(-1)
+        rows = np.arange(self.shapes[name][0]).reshape(heads[part], -1, 2)
+        order: np.ndarray = rows.swapaxes(1, 2).reshape(-1)
+        return order

@@ -1,7 +1,7 @@
 """One GGUF file, mapped: its header read strictly, its tensors dequantised a few rows at a time.
 
 gguf-py supplies the format's constants and the dequantisation; the header is parsed here because
-gguf-py trusts it and takes seconds over a vocabulary. Layout: github.com/ggml-org/ggml docs/gguf.md.
+gguf-py trusts it and takes seconds over a vocabulary. Layout: docs/gguf.md of ggml-org/ggml.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ import torch
 
 from pkvchat.kernels.linear import Linear, LinearTypes
 
+from .config import ModelConfig
 from .errors import ModelError
+from .vocabulary import Vocabulary
 
 Progress = Callable[[str, int, int], None]  # stage, done, total (0 where unknown)
 Shape = tuple[int, ...]
@@ -22,8 +24,17 @@ Shape = tuple[int, ...]
 class Checkpoint(Protocol):
     """Weights on disk. ``shapes``: every tensor's, by GGUF name, rows first."""
 
-    path: Path
-    shapes: Mapping[str, Shape]
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]: ...
+
+    def vocabulary(self) -> Vocabulary:
+        """Its tokenizer and chat template."""
 
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor as stored."""
@@ -77,7 +88,7 @@ class WeightReader:
         rows = [shape[0] for shape in parts.values()]
         inner = next(iter(parts.values()))[1:]
         out = torch.empty((sum(rows), *inner), dtype=dtype, device=self.device)
-        for name, part in zip(parts, out.split(rows), strict=True):
+        for name, part in zip(parts, torch.split(out, rows), strict=True):
             self.checkpoint.read_into(name, part)
             self._taken.add(name)
             self._done += self.checkpoint.nbytes(name)
