@@ -1,33 +1,100 @@
-"""Shared by the tests that run the program."""
+"""A small random Llama for the engine's tests, in fp32 on the CPU."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+
+from pkvchat.engine import Engine
+from pkvchat.kernels.batch import AttentionShape
+from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.policy import Policy, create_policy
+from pkvchat.models.causal_lm import CausalLM
+from pkvchat.models.config import ModelConfig
+from pkvchat.models.decoder import Decoder
+from pkvchat.models.weights import WeightReader
+
+CPU = torch.device("cpu")
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=97,
+    hidden_size=48,
+    intermediate_size=80,
+    num_layers=2,
+    num_qo_heads=6,
+    num_kv_heads=2,
+    head_dim=8,
+    context_length=256,
+    rms_norm_eps=1e-5,
+    tie_embeddings=True,
+)
+SHAPE = AttentionShape(
+    CONFIG.num_qo_heads, CONFIG.num_kv_heads, CONFIG.head_dim, 16, torch.float32, CPU
+)
+
+
+class RandomCheckpoint:
+    """Implements Checkpoint with seeded normal weights."""
+
+    path = Path("random")
+    config = CONFIG
+
+    def __init__(self, config: ModelConfig) -> None:
+        hidden, ffn = config.hidden_size, config.intermediate_size
+        q = config.num_qo_heads * config.head_dim
+        kv = config.num_kv_heads * config.head_dim
+        block = {
+            "attn_norm": (hidden,),
+            "attn_q": (q, hidden),
+            "attn_k": (kv, hidden),
+            "attn_v": (kv, hidden),
+            "attn_output": (hidden, q),
+            "ffn_norm": (hidden,),
+            "ffn_gate": (ffn, hidden),
+            "ffn_up": (ffn, hidden),
+            "ffn_down": (hidden, ffn),
+        }
+        self.shapes: dict[str, tuple[int, ...]] = {
+            "token_embd.weight": (config.vocab_size, hidden),
+            "output_norm.weight": (hidden,),
+        }
+        for layer in range(config.num_layers):
+            for name, shape in block.items():
+                self.shapes[f"blk.{layer}.{name}.weight"] = shape
+
+    def nbytes(self, name: str) -> int:
+        return 4 * torch.Size(self.shapes[name]).numel()
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        seed = sum(name.encode())
+        values = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed))
+        out.copy_(values if out.dim() == 1 else values / out.shape[1] ** 0.5 * 2)
+
+
+@pytest.fixture(scope="session")
+def model() -> CausalLM:
+    reader = WeightReader(
+        RandomCheckpoint(CONFIG),
+        CPU,
+        torch.float32,
+        LinearTypes.uniform(torch.float32),
+        lambda stage, done, total: None,
+    )
+    return Decoder(CONFIG, reader)
+
+
+def forced(name: str) -> Policy:
+    return create_policy(f"forced-{name}", SHAPE, None, available=[name])
 
 
 @pytest.fixture
-def cli_env(tmp_path):
-    """An environment whose user has no files yet."""
-    folders = {
-        f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("CONFIG", "CACHE", "DATA")
-    }
-    return {**os.environ, **folders, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+def make_engine(model: CausalLM) -> Callable[..., Engine]:
+    """make_engine(num_pages=, strategy=, context=)"""
 
+    def make(num_pages: int = 64, strategy: str = "sdpa", context: int = 256) -> Engine:
+        return Engine(model, SHAPE, forced(strategy), num_pages, context)
 
-@pytest.fixture
-def run_cli(cli_env):
-    """Runs ``pkvchat ARGS`` without a terminal; standard input is ``stdin``, bytes."""
-
-    def run(*args: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pkvchat", *map(str, args)]
-        done = subprocess.run(command, input=stdin, env=cli_env, capture_output=True, timeout=120)
-        return subprocess.CompletedProcess(
-            command, done.returncode, done.stdout.decode(), done.stderr.decode()
-        )
-
-    return run
+    return make

@@ -1,0 +1,269 @@
+"""The engine on a small random model: the same greedy tokens whatever happens around a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import pkvchat.engine
+from pkvchat.engine import Engine, RequestRefused
+from pkvchat.models.causal_lm import CausalLM
+from pkvchat.sampling import SamplingParams
+
+MakeEngine = Callable[..., Engine]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+PROMPTS = {
+    "a": [5, 9, 33, 2, 71],
+    "b": list(range(1, 60)),
+    "c": [7] * 16,
+    "d": [(i * 37) % 97 for i in range(100)],
+}
+
+
+def drain(engine: Engine, limit: int = 2000) -> dict[str, list[int]]:
+    """Run until idle; every chat's new tokens."""
+    out: dict[str, list[int]] = {}
+    for _ in range(limit):
+        if engine.idle:
+            return out
+        for token in engine.step().tokens:
+            out.setdefault(token.chat_id, []).append(token.token_id)
+        engine.scheduler.check_integrity()
+    raise AssertionError("the engine never came to rest")
+
+
+def answer(engine: Engine, prompt: list[int], params: SamplingParams = GREEDY) -> list[int]:
+    engine.submit("x", prompt, params)
+    return drain(engine)["x"]
+
+
+@pytest.fixture(scope="module")
+def expected(model: CausalLM) -> dict[str, list[int]]:
+    """Greedy tokens by plain causal attention over the whole text, without a cache."""
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        group = q.shape[1] // k.shape[1]
+        q, k, v = (
+            x.transpose(0, 1)
+            for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
+        )
+        scale = model.layer_specs[layer].scale
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale
+        ).transpose(0, 1)
+
+    texts = {}
+    for name, prompt in PROMPTS.items():
+        tokens = list(prompt)
+        for _ in range(GREEDY.max_tokens):
+            logits = model.forward(
+                torch.tensor(tokens),
+                torch.arange(len(tokens)),
+                attend,
+                torch.tensor([len(tokens) - 1]),
+            )
+            tokens.append(int(logits.argmax()))
+        texts[name] = tokens[len(prompt) :]
+    return texts
+
+
+@pytest.mark.parametrize("strategy", ["sdpa", "split", "workqueue"])
+def test_alone_and_batched_under_every_strategy(
+    make_engine: MakeEngine, expected: dict[str, list[int]], strategy: str
+) -> None:
+    for name, prompt in PROMPTS.items():
+        assert answer(make_engine(strategy=strategy), prompt) == expected[name]
+    engine = make_engine(strategy=strategy)
+    for name, prompt in PROMPTS.items():
+        engine.submit(name, prompt, GREEDY)
+    assert drain(engine) == expected
+
+
+def test_chats_that_join_while_others_decode(
+    make_engine: MakeEngine, expected: dict[str, list[int]]
+) -> None:
+    engine = make_engine()
+    out: dict[str, list[int]] = {name: [] for name in PROMPTS}
+    for name, prompt in PROMPTS.items():
+        engine.submit(name, prompt, GREEDY)
+        for _ in range(5):
+            for token in engine.step().tokens:
+                out[token.chat_id].append(token.token_id)
+    for chat_id, tokens in drain(engine).items():
+        out[chat_id] += tokens
+    assert out == expected
+
+
+def test_prompts_in_small_chunks(
+    make_engine: MakeEngine, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pkvchat.engine, "PREFILL_CHUNK", 7)
+    engine = make_engine()
+    for name, prompt in PROMPTS.items():
+        engine.submit(name, prompt, GREEDY)
+    assert drain(engine) == expected
+
+
+def test_preempted_answers_are_computed_again(
+    make_engine: MakeEngine, expected: dict[str, list[int]]
+) -> None:
+    """10 pages hold one long chat and a little more: the others are preempted, some repeatedly."""
+    engine = make_engine(num_pages=11)
+    for name, prompt in PROMPTS.items():
+        engine.submit(name, prompt, GREEDY)
+    assert drain(engine) == expected
+
+
+def test_the_next_turn_keeps_the_cache(
+    make_engine: MakeEngine, expected: dict[str, list[int]]
+) -> None:
+    engine = make_engine()
+    first = answer(engine, PROMPTS["b"])
+    longer = PROMPTS["b"] + first + [3, 1, 4]
+    cached = engine.submit("x", longer, GREEDY)
+    assert cached == len(PROMPTS["b"] + first) - 1
+    assert drain(engine)["x"] == answer(make_engine(), longer)
+
+
+def test_an_edited_turn_recomputes_from_the_change(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    answer(engine, PROMPTS["d"])
+    edited = [*PROMPTS["d"][:50], 11, *PROMPTS["d"][51:]]
+    assert engine.submit("x", edited, GREEDY) == 50
+    assert drain(engine)["x"] == answer(make_engine(), edited)
+
+
+def test_a_fork_goes_its_own_way_and_leaves_the_source_alone(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    first = answer(engine, PROMPTS["b"])
+    engine.fork("x", "y")
+    used = engine.pool.num_used
+    assert used == 6 + 1  # 82 cached tokens: 5 full pages shared, one partial page copied
+    left, right = PROMPTS["b"] + first + [1], PROMPTS["b"] + first + [2]
+    assert engine.submit("x", left, GREEDY) == 82
+    assert engine.submit("y", right, GREEDY) == 82
+    both = drain(engine)
+    assert both == {"x": answer(make_engine(), left), "y": answer(make_engine(), right)}
+
+
+def test_stop_keeps_what_was_generated(
+    make_engine: MakeEngine, expected: dict[str, list[int]]
+) -> None:
+    engine = make_engine()
+    engine.submit("x", PROMPTS["a"], GREEDY)
+    tokens = [t.token_id for _ in range(6) for t in engine.step().tokens]
+    assert engine.stop("x")
+    assert not engine.stop("x")
+    assert engine.idle
+    assert tokens == expected["a"][:6]
+    assert engine.submit("x", PROMPTS["a"] + tokens + [4], GREEDY) == len(PROMPTS["a"]) + 5
+
+
+@pytest.mark.parametrize("at", [0, 7])
+def test_a_stop_token_ends_the_answer(
+    make_engine: MakeEngine, expected: dict[str, list[int]], at: int
+) -> None:
+    engine = make_engine()
+    stop = expected["d"][at]
+    engine.submit("x", PROMPTS["d"], GREEDY, frozenset([stop]))
+    tokens = []
+    while not engine.idle:
+        tokens += engine.step().tokens
+    first = expected["d"].index(stop)
+    assert [t.token_id for t in tokens] == expected["d"][: first + 1]
+    assert [t.finish for t in tokens] == [None] * first + ["stop"]
+
+
+def test_max_tokens_and_the_context_end_an_answer(make_engine: MakeEngine) -> None:
+    engine = make_engine(context=70)
+    engine.submit("x", PROMPTS["b"], SamplingParams(temperature=0.0))
+    tokens = []
+    while not engine.idle:
+        tokens += engine.step().tokens
+    assert len(tokens) == 70 - len(PROMPTS["b"])
+    assert tokens[-1].finish == "context"
+    engine.submit("y", PROMPTS["a"], SamplingParams(temperature=0.0, max_tokens=1))
+    assert [t.finish for t in engine.step().tokens] == ["length"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        ([], "the prompt is empty"),
+        ([1] * 256, "256 tokens, 1 too many for a context of 256"),
+        ([1] * 300, "300 tokens, 45 too many for a context of 256"),
+        ([1] * 64, "needs 5 KV pages and the pool has 4"),
+    ],
+)
+def test_prompts_that_do_not_fit_are_refused_with_numbers(
+    make_engine: MakeEngine, prompt: list[int], line: str
+) -> None:
+    engine = make_engine(num_pages=5)
+    with pytest.raises(RequestRefused, match=line):
+        engine.submit("x", prompt, GREEDY)
+    assert engine.idle
+    assert engine.pool.num_used == 0
+
+
+def test_one_answer_per_chat(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.submit("x", [1, 2], GREEDY)
+    with pytest.raises(RequestRefused, match="still answering"):
+        engine.submit("x", [1, 2], GREEDY)
+
+
+def test_an_answer_that_outgrows_the_pool_ends_with_a_line(make_engine: MakeEngine) -> None:
+    engine = make_engine(num_pages=4)
+    engine.submit("x", [1] * 40, SamplingParams(temperature=0.0))
+    ended = []
+    while not engine.idle:
+        ended += engine.step().ended
+    assert [chat_id for chat_id, _ in ended] == ["x"]
+    assert "49 tokens need more than the 3 pages" in ended[0][1]
+    engine.close("x")
+    assert engine.pool.num_used == 0
+
+
+def test_a_record_for_every_decode_step(make_engine: MakeEngine) -> None:
+    engine = make_engine(strategy="workqueue")
+    engine.submit("a", PROMPTS["a"], GREEDY)
+    assert engine.step().record is None  # the prompt
+    engine.submit("c", PROMPTS["c"], GREEDY)
+    mixed = engine.step()
+    assert mixed.record is not None
+    assert (mixed.record.step, mixed.record.batch, mixed.record.seq_lens) == (1, 1, (6,))
+    assert mixed.prefilled == [("c", 16, 16)]
+    record = engine.step().record
+    assert record is not None
+    assert (record.step, record.strategy, record.batch) == (2, "workqueue", 2)
+    assert record.seq_lens == (7, 17)
+    assert (record.pages_used, record.pages_total) == (3, 63)
+    assert record.reason
+    assert record.step_ms > 0
+    assert record.tokens_per_s == pytest.approx(2 / record.step_ms * 1e3)
+
+
+def test_sampling_with_a_seed_repeats_and_ignores_the_batch(make_engine: MakeEngine) -> None:
+    params = SamplingParams(temperature=1.5, seed=11, max_tokens=30)
+    alone = answer(make_engine(), PROMPTS["a"], params)
+    assert answer(make_engine(), PROMPTS["a"], params) == alone
+    other = answer(make_engine(), PROMPTS["a"], SamplingParams(1.5, seed=12, max_tokens=30))
+    assert other != alone
+    engine = make_engine()
+    engine.submit("noise", PROMPTS["d"], SamplingParams(temperature=1.0))
+    engine.submit("x", PROMPTS["a"], params)
+    out: list[int] = []
+    while len(out) < 30:
+        out += [t.token_id for t in engine.step().tokens if t.chat_id == "x"]
+    assert out == alone
+
+
+def test_closing_an_answering_chat_frees_everything(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.submit("x", PROMPTS["d"], GREEDY)
+    engine.step()
+    engine.close("x")
+    assert engine.idle
+    assert engine.pool.num_used == 0
