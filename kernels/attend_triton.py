@@ -62,11 +62,16 @@ def attend_tokens(
     m = tl.full([GROUP], float("-inf"), tl.float32)
     l = tl.zeros([GROUP], tl.float32)  # noqa: E741
     acc = tl.zeros([GROUP, DIM], tl.float32)
+    lanes = tl.arange(0, TILE)
+    # Page numbers are loaded one tile ahead: K and V then depend on no load of their own
+    # iteration, and the compiler keeps STAGES - 1 tiles of both in flight.
+    pages = tl.load(pages_ptr + (begin + lanes) // PAGE_SIZE, mask=begin + lanes < end, other=0)
     for tile in tl.range(begin, end, TILE, num_stages=STAGES):
-        tokens = tile + tl.arange(0, TILE)
+        tokens = tile + lanes
         live = (tokens >= first_token) & (tokens < end)
-        pages = tl.load(pages_ptr + tokens // PAGE_SIZE, mask=live, other=0).to(tl.int64)
-        rows = pages * PAGE_STRIDE + (tokens % PAGE_SIZE) * HEAD_DIM
+        rows = pages.to(tl.int64) * PAGE_STRIDE + (tokens % PAGE_SIZE) * HEAD_DIM
+        ahead = tokens + TILE
+        pages = tl.load(pages_ptr + ahead // PAGE_SIZE, mask=ahead < end, other=0)
         address = kv_ptr + rows[:, None] + dims[None, :]
         mask = live[:, None] & (dims < HEAD_DIM)[None, :]
         k = tl.load(address, mask=mask, other=0.0)

@@ -52,7 +52,7 @@ def segment_cost(length, window, UNIT: tl.constexpr, OVERHEAD: tl.constexpr):
     return units + tl.where(units > 0, OVERHEAD, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "window", "num_programs"])
 def _plan_kernel(
     lens_ptr,
     starts_ptr,

@@ -31,7 +31,7 @@ def row_splits(units, num_splits_ptr, MIN_SHARE: tl.constexpr):
     return tl.maximum(tl.minimum(tl.load(num_splits_ptr), units // MIN_SHARE), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "window"])
 def _attend_kernel(
     q_ptr,
     kv_ptr,
@@ -106,7 +106,7 @@ def _attend_kernel(
         gdc_launch_dependents()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "max_splits"])
 def _merge_kernel(
     out_ptr,
     lens_ptr,
@@ -156,6 +156,8 @@ def _merge_kernel(
 
 class SplitTriton:
     """Decode attention by sequence splitting; see the module. Rows of length 0 give zeros."""
+
+    name = "split"
 
     def __init__(self, shape: AttentionShape, config: TileConfig | None = None) -> None:
         self.shape = shape

@@ -27,7 +27,7 @@ from .batch import AttentionShape, DecodeBatch, LayerSpec
 from .planner_triton import MAX_BATCH, Plan, plan_shares, segment_cost
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "batch", "window"])
 def _attend_kernel(
     q_ptr,
     kv_ptr,
@@ -114,7 +114,7 @@ def _attend_kernel(
         gdc_launch_dependents()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "num_programs"])
 def _merge_kernel(
     out_ptr,
     lens_ptr,
@@ -169,6 +169,8 @@ def _merge_kernel(
 
 class WorkqueueTriton:
     """Decode attention over equal shares; see the module. Rows of length 0 give zeros."""
+
+    name = "workqueue"
 
     def __init__(self, shape: AttentionShape, config: TileConfig | None = None) -> None:
         self.shape = shape

@@ -1,0 +1,73 @@
+"""FlashInfer as a strategy, and our kernels against it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from pkvchat.kernels.batch import AttentionShape, LayerSpec
+from pkvchat.kernels.flashinfer import FlashInfer
+from pkvchat.kernels.registry import create_strategy
+from pkvchat.kernels.strategy import StrategyUnavailable
+
+
+def shape_of(group=4, dim=128, dtype=torch.float16, device="cuda"):
+    return AttentionShape(group * 4, 4, dim, 16, dtype, torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (shape_of(dtype=torch.float32), "takes float16 or bfloat16, not torch.float32"),
+        (shape_of(dim=80), "takes head_dim 64, 128, 256, not 80"),
+    ],
+)
+def test_says_why_it_declines(shape, reason):
+    with pytest.raises(StrategyUnavailable, match=reason):
+        FlashInfer(shape)
+
+
+def test_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    with pytest.raises(StrategyUnavailable, match="pip install flashinfer-python"):
+        FlashInfer(shape_of())
+
+
+@pytest.fixture
+def flashinfer():
+    pytest.importorskip("flashinfer")
+    return create_strategy("flashinfer", shape_of())
+
+
+LENGTHS = (1, 4096, 17, 900, 3000)
+
+
+@pytest.mark.gpu
+def test_against_the_reference(paged_problem, flashinfer):
+    problem = paged_problem(flashinfer.shape, LENGTHS)
+    spec = LayerSpec(0.1)
+    error = (problem.run(flashinfer, spec).cpu().double() - problem.expected(spec)).abs().max()
+    assert error < 2e-3
+
+
+@pytest.mark.gpu
+def test_window_and_softcap(paged_problem, flashinfer):
+    problem = paged_problem(flashinfer.shape, LENGTHS)
+    for spec in (LayerSpec(0.1, window=100, softcap=20.0), LayerSpec(0.1)):
+        error = (problem.run(flashinfer, spec).cpu().double() - problem.expected(spec)).abs().max()
+        assert error < 2e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["split", "workqueue"])
+def test_our_kernels_agree_with_it(paged_problem, flashinfer, name):
+    problem = paged_problem(flashinfer.shape, LENGTHS)
+    spec = LayerSpec(128**-0.5)
+    theirs = problem.run(flashinfer, spec).double()
+    ours = problem.run(create_strategy(name, problem.shape), spec).double()
+    assert (ours - theirs).abs().max() < 2e-3
+    assert (ours - theirs).abs().mean() < 3e-4
+    expected = problem.expected(spec)
+    assert (ours.cpu() - expected).abs().mean() <= 1.1 * (theirs.cpu() - expected).abs().mean()
