@@ -1,7 +1,10 @@
-"""A small random Llama for the engine's tests, in fp32 on the CPU."""
+"""A small random Llama for the engine's tests, in fp32 on the CPU; the program, by subprocess."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,3 +101,37 @@ def make_engine(model: CausalLM) -> Callable[..., Engine]:
         return Engine(model, SHAPE, forced(strategy), num_pages, context)
 
     return make
+
+
+# --- the program ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all, so that the CPU is calibrated once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def cli_env(tmp_path: Path, cache_home: Path) -> dict[str, str]:
+    """An environment whose user, at home in ``tmp_path``, has no files yet."""
+    return {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_CACHE_HOME": str(cache_home),
+    }
+
+
+@pytest.fixture
+def run_cli(cli_env: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """run_cli(*args, stdin=b"") runs ``pkvchat ARGS`` without a terminal."""
+
+    def run(*args: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pkvchat", *map(str, args)]
+        done = subprocess.run(command, input=stdin, env=cli_env, capture_output=True, timeout=120)
+        out, err = done.stdout.decode(), done.stderr.decode()
+        return subprocess.CompletedProcess(command, done.returncode, out, err)
+
+    return run
