@@ -29,20 +29,19 @@ test: lint
 
 setup: $(VENV)/.installed-dev
 
-# Type checkers and import-linter need the packages where they import from: kernels/, models/ and
-# tui/ inside pkvchat/. setuptools lays the tree out from the map that an install uses.
+# mypy and import-linter need the packages where they are imported from: kernels/, models/ and tui/
+# inside pkvchat/. setuptools lays that tree out, from the map that an install uses.
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@rm -rf $(TREE)
 	@$(BIN)/python -c 'import setuptools; setuptools.setup()' -q build_py --build-lib $(TREE)
-	cd $(TREE) && ../../$(BIN)/mypy --config-file ../../pyproject.toml \
-	    --cache-dir ../../.mypy_cache -p pkvchat
-	cd $(TREE) && ../../$(BIN)/lint-imports ../../pyproject.toml --no-logo \
-	    --cache-dir ../../.import_linter_cache
+	@cp pyproject.toml $(TREE)
+	cd $(TREE) && ../../$(BIN)/mypy --cache-dir ../mypy -p pkvchat
+	cd $(TREE) && ../../$(BIN)/lint-imports --cache-dir ../import-linter
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) build *.egg-info .ruff_cache .pytest_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
