@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +24,13 @@ from .weights import Checkpoint, Progress, WeightReader
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """stop_ids: tokens that end an answer. notes: what a person should know, one line each."""
+    """num_parameters: elements of all tensors. stop_ids: tokens that end an answer.
+    notes: what a person should know, one line each.
+    """
 
     name: str
     model: CausalLM
+    num_parameters: int
     tokenizer: Tokenizer
     template: ChatTemplate
     stop_ids: frozenset[int]
@@ -68,6 +72,7 @@ def load_model(
     return LoadedModel(
         name=name or path.stem,
         model=Decoder(checkpoint.config, reader),
+        num_parameters=sum(math.prod(shape) for shape in checkpoint.shapes.values()),
         tokenizer=tokenizer,
         template=template,
         stop_ids=vocabulary.stop_ids,
