@@ -8,7 +8,7 @@ from typing import Protocol
 
 # A Unicode noncharacter. Put inside a special token's text it makes that text plain: tokenizers
 # recognise special tokens first and drop the mark afterwards.
-MARK = "\ufdd0"
+MARK = "\U0010ffff"
 
 
 class Detokenizer:
