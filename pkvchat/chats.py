@@ -1,0 +1,113 @@
+"""Chats as a person sees them: messages, with every answer that was ever generated kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from .messages import ChatMessage
+
+NEW_CHAT = "New chat"
+_TITLE_LENGTH = 40
+_SENT_ROLES = ("system", "user", "assistant")
+
+
+def new_id() -> str:
+    """An id for a chat or a message, unique across runs."""
+    return uuid4().hex
+
+
+@dataclass(eq=False)
+class Version:
+    """One text of a message; an assistant's message gains one each time it is regenerated.
+
+    reason: why the answer ended ("stop", "length", "context", "cancelled", "error" or "died"),
+    "" while it runs. The counts and times are Finished's; they stay 0 for text nobody generated.
+    """
+
+    text: str = ""
+    reason: str = ""
+    new_tokens: int = 0
+    ttft_s: float = 0.0
+    tokens_per_s: float = 0.0
+
+
+@dataclass(eq=False)
+class Message:
+    """role: "system", "user", "assistant", or "note" for the app's own lines, never sent.
+
+    queued: a prompt that waits for the running answer to end.
+    """
+
+    role: str
+    versions: list[Version]
+    chosen: int = 0
+    queued: bool = False
+    id: str = field(default_factory=new_id)
+
+    @classmethod
+    def of(cls, role: str, text: str) -> Message:
+        return cls(role, [Version(text)])
+
+    @property
+    def version(self) -> Version:
+        return self.versions[self.chosen]
+
+    @property
+    def text(self) -> str:
+        return self.version.text
+
+    def copy(self) -> Message:
+        """The same message under an id of its own, for another chat."""
+        versions = [Version(**vars(version)) for version in self.versions]
+        return Message(self.role, versions, self.chosen, self.queued)
+
+
+@dataclass(eq=False)
+class Chat:
+    """One conversation and what its composer held.
+
+    title: "" until the first prompt names it or a person does.
+    """
+
+    title: str = ""
+    messages: list[Message] = field(default_factory=list)
+    system: str = ""
+    draft: str = ""
+    id: str = field(default_factory=new_id)
+
+    @property
+    def name(self) -> str:
+        return self.title or NEW_CHAT
+
+    def add(self, role: str, text: str) -> Message:
+        """Append a message; the first prompt gives an untitled chat its title."""
+        message = Message.of(role, text)
+        self.messages.append(message)
+        if role == "user" and not self.title:
+            self.title = title_of(text)
+        return message
+
+    def conversation(self, end: int | None = None) -> tuple[ChatMessage, ...]:
+        """What the model reads: the system prompt and the messages before index ``end``."""
+        system = (ChatMessage("system", self.system),) if self.system else ()
+        return system + tuple(
+            ChatMessage(message.role, message.text)
+            for message in self.messages[:end]
+            if message.role in _SENT_ROLES and message.text and not message.queued
+        )
+
+    def fork(self, end: int) -> Chat:
+        """A new chat with copies of the messages before index ``end``."""
+        return Chat(
+            title=f"{self.name} (fork)",
+            messages=[message.copy() for message in self.messages[:end] if not message.queued],
+            system=self.system,
+        )
+
+
+def title_of(text: str) -> str:
+    """A tab's title from a prompt: its first line's first words."""
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    words = " ".join(line.split())
+    return words if len(words) <= _TITLE_LENGTH else words[: _TITLE_LENGTH - 1].rstrip() + "…"

@@ -1,0 +1,52 @@
+"""Chats: what the model reads, titles, forks."""
+
+from __future__ import annotations
+
+import pytest
+
+from pkvchat.chats import Chat, Version, title_of
+from pkvchat.messages import ChatMessage
+
+
+def test_the_model_reads_neither_notes_nor_queued_prompts_nor_empty_answers() -> None:
+    chat = Chat(system="Be brief.")
+    chat.add("user", "one")
+    chat.add("note", "the engine died")
+    chat.add("assistant", "1")
+    chat.add("user", "two")
+    chat.add("assistant", "")
+    chat.add("user", "later").queued = True
+    assert chat.conversation() == (
+        ChatMessage("system", "Be brief."),
+        ChatMessage("user", "one"),
+        ChatMessage("assistant", "1"),
+        ChatMessage("user", "two"),
+    )
+    assert chat.conversation(end=1)[-1] == ChatMessage("user", "one")
+
+
+def test_the_first_prompt_names_a_chat_that_has_no_name() -> None:
+    chat = Chat()
+    assert chat.name == "New chat"
+    chat.add("user", "\n\n  Why is\tthe sky blue?\nTell me.")
+    chat.add("user", "and red?")
+    assert chat.name == "Why is the sky blue?"
+
+
+@pytest.mark.parametrize("prompt", ["", " \n ", "x" * 1000, "words " * 100])
+def test_titles_are_short(prompt: str) -> None:
+    assert len(title_of(prompt)) <= 40
+
+
+def test_a_fork_shares_no_state() -> None:
+    chat = Chat(title="sky", system="Be brief.")
+    chat.add("user", "why")
+    answer = chat.add("assistant", "because")
+    answer.versions.append(Version("therefore"))
+    answer.chosen = 1
+    fork = chat.fork(2)
+    fork.messages[1].version.text += "!"
+    assert [m.text for m in chat.messages] == ["why", "therefore"]
+    assert [m.text for m in fork.messages] == ["why", "therefore!"]
+    assert fork.system == "Be brief."
+    assert {m.id for m in fork.messages}.isdisjoint(m.id for m in chat.messages)

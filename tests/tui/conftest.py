@@ -1,0 +1,154 @@
+"""A scripted engine with EngineClient's interface, for event sequences a real one won't produce
+on demand; and a way to run ``async def`` tests."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+from collections.abc import Callable
+
+import pytest
+
+from pkvchat.messages import (
+    Command,
+    Delta,
+    Died,
+    Event,
+    Finished,
+    Ready,
+    Started,
+    Steps,
+    Submit,
+)
+from pkvchat.options import EngineOptions
+from pkvchat.sampling import SamplingParams
+from pkvchat.settings import Settings
+from pkvchat.steps import StepRecord
+from pkvchat.tui.app import ChatApp
+
+READY = Ready(
+    model="SmolLM2-135M-Instruct",
+    device="cpu",
+    dtype="f32",
+    context=8192,
+    pages_total=512,
+    page_size=16,
+    policy="adaptive",
+    strategies={"flashinfer": "no CUDA device", "split": "", "workqueue": "", "sdpa": ""},
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run coroutine tests; their fixtures are ordinary ones."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+def step(number: int, strategy: str = "split", **changes: object) -> StepRecord:
+    values: dict[str, object] = {
+        "step": number,
+        "strategy": strategy,
+        "reason": "one long row: split it over the cores",
+        "batch": 1,
+        "seq_lens": (1024,),
+        "num_splits": 4,
+        "predicted_us": {"split": 41.0, "workqueue": 47.0, "sdpa": 130.0},
+        "step_ms": 9.8,
+        "tokens_per_s": 102.0,
+        "pages_used": 65,
+        "pages_total": 512,
+    }
+    return StepRecord(**{**values, **changes})  # type: ignore[arg-type]
+
+
+class ScriptedEngine:
+    """Says what a test tells it to; ``on_submit`` may answer a prompt by itself."""
+
+    def __init__(self, on_submit: Callable[[Submit], list[Event]] | None = None) -> None:
+        self.options = EngineOptions()
+        self.sent: list[Command] = []
+        self.starts = 0
+        self.alive = False
+        self._on_submit = on_submit
+        self._events: queue.Queue[list[Event]] = queue.Queue()
+
+    def start(self) -> None:
+        self.starts += 1
+        self.alive = True
+
+    def restart(self) -> None:
+        self.close()
+        self.start()
+
+    def close(self) -> None:
+        self.alive = False
+
+    def send(self, command: Command) -> bool:
+        self.sent.append(command)
+        if isinstance(command, Submit) and self._on_submit:
+            self.say(*self._on_submit(command))
+        return self.alive
+
+    def say(self, *events: Event) -> None:
+        self._events.put(list(events))
+
+    def die(self) -> None:
+        self.alive = False
+        self.say(Died("the engine process ended (killed by signal 9)"))
+
+    def events(self, timeout: float | None = None) -> list[Event]:
+        try:
+            return self._events.get(timeout=timeout)
+        except queue.Empty:
+            return []
+
+    def submits(self) -> list[Submit]:
+        return [command for command in self.sent if isinstance(command, Submit)]
+
+
+def answer(text: str) -> Callable[[Submit], list[Event]]:
+    """An ``on_submit`` that answers every prompt with ``text``."""
+
+    def reply(command: Submit) -> list[Event]:
+        chat = command.chat_id
+        return [
+            Started(chat, 20, 0),
+            Delta(chat, text, 5),
+            Steps((step(1),)),
+            Finished(chat, "stop", 20, 5, 0.21, 96.3),
+        ]
+
+    return reply
+
+
+@pytest.fixture
+def scripted() -> Callable[..., ScriptedEngine]:
+    return ScriptedEngine
+
+
+@pytest.fixture
+def answering() -> Callable[[str], Callable[[Submit], list[Event]]]:
+    return answer
+
+
+@pytest.fixture
+def ready() -> Ready:
+    return READY
+
+
+@pytest.fixture
+def record() -> Callable[..., StepRecord]:
+    return step
+
+
+@pytest.fixture
+def make_app() -> Callable[..., ChatApp]:
+    def make(engine: ScriptedEngine, **settings: object) -> ChatApp:
+        return ChatApp(engine, SamplingParams(), Settings(**settings))  # type: ignore[arg-type]
+
+    return make

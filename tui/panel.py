@@ -1,0 +1,215 @@
+"""The live panel: which strategy runs each decode step, why, and how fast."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from pkvchat.messages import Ready
+from pkvchat.steps import StepRecord
+
+from .clean import one_line
+from .meter import Meter
+from .palette import Palette, strategy_letter
+
+WIDE_WIDTH = 36
+_BARS = "▁▂▃▄▅▆▇█"
+_PAD = 2
+
+
+@dataclass
+class EngineState:
+    """What is known of the engine as a whole."""
+
+    ready: Ready | None = None
+    policy: str = ""
+    stage: str = "starting the engine"
+    done: int = 0
+    total: int = 0
+    dead: str = ""
+
+
+class Panel(Widget):
+    """Tall beside the transcript, or one line above the composer (class ``-line``)."""
+
+    def __init__(self, meter: Meter, engine: EngineState, palette: Palette) -> None:
+        super().__init__(id="panel")
+        self.palette = palette
+        self._meter = meter
+        self._engine = engine
+        self._lines: list[Strip] = []
+
+    def on_resize(self) -> None:
+        self.update()
+
+    def update(self) -> None:
+        """Sum up anew; called at most ten times a second."""
+        if not self.display:
+            return
+        is_line = self.has_class("-line")
+        self._lines = self._line() if is_line else self._tall(self.size.width - 2 * _PAD)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        base, width = self.rich_style, self.size.width
+        line = self._lines[y] if y < len(self._lines) else Strip([])
+        strip = Strip([Segment(" " * _PAD), *line])
+        return strip.apply_style(base).crop_extend(0, width, base)
+
+    # --- one line -----------------------------------------------------------------------------
+
+    def _line(self) -> list[Strip]:
+        palette, meter, last = self.palette, self._meter, self._meter.last
+        if last is None:
+            return [Strip([Segment("no decode step yet", palette.faint)])]
+        rate = f"{meter.now():.1f} tokens/s now, {meter.average:.1f} on average"
+        pages = f"pages {last.pages_used}/{last.pages_total}"
+        facts = f"   batch {last.batch}   {rate}   {pages}"
+        if self.size.width < 90:
+            facts = f"  B{last.batch}  {meter.now():.1f} tok/s, avg {meter.average:.1f}  {pages}"
+        segments = [*self._strategy(last), Segment(facts, palette.muted)]
+        return [Strip([*segments, Segment(f"   {one_line(last.reason)}", palette.faint)])]
+
+    def _strategy(self, record: StepRecord) -> list[Segment]:
+        style = self.palette.strategies.get(record.strategy, self.palette.base)
+        letter = f" {strategy_letter(record.strategy)} "
+        splits = f" ×{record.num_splits}" if record.num_splits > 1 else ""
+        return [
+            Segment(letter, style + Style(reverse=True, bold=True)),
+            Segment(f" {record.strategy}{splits}", style + Style(bold=True)),
+        ]
+
+    # --- tall ---------------------------------------------------------------------------------
+
+    def _tall(self, width: int) -> list[Strip]:
+        meter, last = self._meter, self._meter.last
+        lines = self._engine_lines(width)
+        if last is None:
+            return [*lines, *self._section("decode"), self._text("no step yet", self.palette.faint)]
+        return [
+            *lines,
+            *self._section("strategy"),
+            Strip(self._strategy(last)),
+            *(self._text(t, self.palette.muted) for t in _wrapped(last.reason, width, 4)),
+            *self._section("last steps"),
+            self._step_cells(width),
+            self._shares(),
+            *self._section("speed"),
+            self._pair(f"{meter.now():.1f}", "tokens/s now", width),
+            self._pair(f"{meter.average:.1f}", "on average", width),
+            self._text(sparkline(list(meter.rates), width), self.palette.good),
+            self._text(_range(meter.rates), self.palette.faint),
+            *self._section("batch"),
+            self._pair(str(last.batch), "chat" if last.batch == 1 else "chats", width),
+            *(
+                self._text(t, self.palette.muted)
+                for t in _wrapped(" · ".join(f"{n:,}" for n in last.seq_lens) + " tokens", width, 2)
+            ),
+            *self._section("pages"),
+            self._pages(last, width),
+            *self._predictions(last, width),
+        ]
+
+    def _engine_lines(self, width: int) -> list[Strip]:
+        ready = self._engine.ready
+        if ready is None:
+            return [self._text("engine", self.palette.faint), self._text("not ready yet")]
+        facts = f"{ready.device} · {ready.dtype} · context {ready.context:,}"
+        return [
+            self._text(one_line(ready.model)[:width], Style(bold=True)),
+            self._text(facts[:width], self.palette.muted),
+            self._text(f"policy {self._engine.policy}", self.palette.muted),
+        ]
+
+    def _section(self, title: str) -> list[Strip]:
+        return [Strip([]), self._text(title, self.palette.faint)]
+
+    def _text(self, text: str, style: Style | None = None) -> Strip:
+        return Strip([Segment(text, style or self.palette.base)])
+
+    def _pair(self, value: str, unit: str, width: int) -> Strip:
+        return Strip(
+            [
+                Segment(value.rjust(7), self.palette.base + Style(bold=True)),
+                Segment(f" {unit}"[: width - 7], self.palette.muted),
+            ]
+        )
+
+    def _step_cells(self, width: int) -> Strip:
+        """One letter per step, the newest at the right."""
+        recent = list(self._meter.recent)[-width:]
+        fallback = self.palette.base
+        return Strip(
+            [
+                Segment(
+                    strategy_letter(r.strategy), self.palette.strategies.get(r.strategy, fallback)
+                )
+                for r in recent
+            ]
+        )
+
+    def _shares(self) -> Strip:
+        shares, total = self._meter.shares, self._meter.shares.total()
+        text = "   ".join(
+            f"{strategy_letter(name)} {100 * count / total:.0f}%"
+            for name, count in shares.most_common()
+        )
+        return self._text(text, self.palette.muted)
+
+    def _pages(self, last: StepRecord, width: int) -> Strip:
+        figures = f" {last.pages_used:,} of {last.pages_total:,}"
+        cells = max(width - len(figures), 4)
+        full = round(cells * last.pages_used / max(last.pages_total, 1))
+        return Strip(
+            [
+                Segment("█" * full, self.palette.assistant),
+                Segment("░" * (cells - full), self.palette.faint),
+                Segment(figures, self.palette.muted),
+            ]
+        )
+
+    def _predictions(self, last: StepRecord, width: int) -> list[Strip]:
+        if not last.predicted_us:
+            return []
+        lines = self._section("predicted attention, per layer")
+        for name, us in sorted(last.predicted_us.items(), key=lambda item: item[1]):
+            style = self.palette.strategies.get(name, self.palette.base)
+            chosen = name == last.strategy
+            figure = f"{us:,.0f} µs" + (" ◂ ran" if chosen else "")
+            lines.append(
+                Strip(
+                    [
+                        Segment(strategy_letter(name) + " ", style + Style(bold=True)),
+                        Segment(f"{name:<12}", style if chosen else self.palette.muted),
+                        Segment(figure[: width - 14], self.palette.base),
+                    ]
+                )
+            )
+        lines.append(self._pair(f"{last.step_ms:.1f}", "ms measured, whole step", width))
+        return lines
+
+
+def _wrapped(text: str, width: int, most: int) -> list[str]:
+    return textwrap.wrap(one_line(text), max(width, 8), max_lines=most, placeholder=" …")
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """One bar per value or group of values, the newest at the right, from the least to the most."""
+    if not values:
+        return ""
+    per_bar = max(1, -(-len(values) // width))
+    groups = [values[max(i - per_bar, 0) : i] for i in range(len(values), 0, -per_bar)]
+    means = [sum(group) / len(group) for group in reversed(groups)]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1))] for mean in means)
+
+
+def _range(values: Iterable[float]) -> str:
+    rates = list(values)
+    return f"{min(rates):.1f} to {max(rates):.1f} per step" if rates else ""

@@ -1,0 +1,82 @@
+"""The line at the bottom: what goes on, and which keys matter now."""
+
+from __future__ import annotations
+
+import time
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from .clean import one_line
+from .meter import Meter
+from .palette import Palette
+from .panel import EngineState
+from .tab import Phase, Tab
+
+_BAR_CELLS = 16
+
+
+class StatusLine(Widget):
+    """State at the left, keys at the right where there is room."""
+
+    def __init__(self, palette: Palette) -> None:
+        super().__init__(id="status")
+        self.palette = palette
+        self._state = ""
+        self._style = Style()
+        self._keys = ""
+
+    def show(self, state: str, style: Style, keys: str) -> None:
+        if (state, style, keys) != (self._state, self._style, self._keys):
+            self._state, self._style, self._keys = state, style, keys
+            self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        base, width = self.rich_style, self.size.width
+        state, keys = f"  {self._state}", f"{self._keys}  "
+        gap = width - cell_len(state) - cell_len(keys)
+        segments = [Segment(state, self._style)]
+        if gap >= 2:
+            segments += [Segment(" " * gap), Segment(keys, self.palette.faint)]
+        return Strip(segments).apply_style(base).crop_extend(0, width, base)
+
+
+def describe(tab: Tab, engine: EngineState, meter: Meter, palette: Palette) -> tuple[str, Style]:
+    """One line for the state of ``tab`` and the engine, with its style."""
+    if engine.dead:
+        return f"✗ {one_line(engine.dead)}", palette.error
+    if engine.ready is None:
+        waits = "; your prompt waits" if tab.phase is Phase.WAITING else ""
+        return f"{_progress(engine)}{waits}", palette.muted
+    if tab.phase is Phase.WAITING:
+        return "waiting for the engine", palette.muted
+    if tab.phase is Phase.PREFILL:
+        return _prefill(tab), palette.muted
+    if tab.phase is Phase.DECODE:
+        return f"answering, {meter.now():.1f} tokens/s", palette.good
+    used = f" · {tab.context_tokens:,} of {engine.ready.context:,} tokens"
+    return one_line(engine.ready.model) + (used if tab.context_tokens else ""), palette.muted
+
+
+def _progress(engine: EngineState) -> str:
+    if not engine.total:
+        return f"{one_line(engine.stage)} …"
+    share = min(engine.done / engine.total, 1.0)
+    full = round(share * _BAR_CELLS)
+    bar = "━" * full + "╌" * (_BAR_CELLS - full)
+    return f"{one_line(engine.stage)} {bar} {share:.0%}"
+
+
+def _prefill(tab: Tab) -> str:
+    """How far the prompt is read, how fast, and how long it takes yet."""
+    text = f"reading the prompt, {tab.prefill_done:,} of {tab.prefill_total:,} tokens"
+    elapsed = time.monotonic() - tab.prefill_started
+    read = tab.prefill_done - tab.prefill_from
+    if read <= 0 or elapsed <= 0:
+        return text
+    rate = read / elapsed
+    left = (tab.prefill_total - tab.prefill_done) / rate
+    return f"{text}, {rate:,.0f} tokens/s, {left:.0f} s left"

@@ -1,0 +1,183 @@
+"""One open chat: what it is doing, and how the engine's events change it. No widgets here."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pkvchat.chats import Chat, Message, Version
+from pkvchat.messages import ChatMessage, Delta, Event, Failed, Finished, Prefilled, Started
+
+
+class Phase(Enum):
+    IDLE = "idle"
+    WAITING = "waiting"  # for the engine to take the prompt
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass
+class Tab:
+    """prefill_done, prefill_total: tokens of the prompt, those kept from last time counted done.
+
+    tokens: of the context, as last reported; chars: of the conversation then, to estimate from.
+    """
+
+    chat: Chat = field(default_factory=Chat)
+    phase: Phase = Phase.IDLE
+    unread: bool = False
+    prefill_done: int = 0
+    prefill_total: int = 0
+    prefill_from: int = 0
+    prefill_started: float = 0.0
+    context_tokens: int = 0
+
+    @property
+    def busy(self) -> bool:
+        return self.phase is not Phase.IDLE
+
+    @property
+    def answer(self) -> Version | None:
+        """The answer that runs, if one does."""
+        if not self.busy:
+            return None
+        return next(
+            (m.version for m in reversed(self.chat.messages) if m.role == "assistant"), None
+        )
+
+    @property
+    def queued(self) -> list[Message]:
+        return [message for message in self.chat.messages if message.queued]
+
+    # --- what a person does -------------------------------------------------------------------
+
+    def ask(self, prompt: str) -> bool:
+        """Add a prompt. False: an answer runs, so it waits its turn."""
+        message = self.chat.add("user", prompt)
+        if self.busy:
+            message.queued = True
+            return False
+        self._begin()
+        return True
+
+    def ask_next(self) -> bool:
+        """Start on the oldest queued prompt, if there is one."""
+        queued = self.queued
+        if not queued or self.busy:
+            return False
+        message = queued[0]
+        message.queued = False
+        # What was said meanwhile stands before it, the prompts still waiting behind it.
+        rest = self.chat.messages
+        rest[:] = [m for m in rest if not m.queued and m is not message]
+        rest += [message, *queued[1:]]
+        self._begin()
+        return True
+
+    def regenerate(self) -> bool:
+        """Answer the last prompt again beside the answers it has. False: there is nothing to."""
+        if self.busy:
+            return False
+        for message in reversed(self.chat.messages):
+            if message.role == "assistant":
+                message.versions.append(Version())
+                message.chosen = len(message.versions) - 1
+                self.phase = Phase.WAITING
+                return True
+            if message.role == "user":
+                self._begin()
+                return True
+        return False
+
+    def take_back_queue(self) -> str:
+        """Remove the queued prompts and return their text for the composer."""
+        queued = self.queued
+        self.chat.messages[:] = [m for m in self.chat.messages if not m.queued]
+        return "\n\n".join(message.text for message in queued)
+
+    def withdraw(self) -> str:
+        """Give up an answer that no engine has seen; returns its prompt for the composer."""
+        answer = self.answer
+        self.phase = Phase.IDLE
+        return self._remove(answer) if answer else ""
+
+    def conversation(self) -> tuple[ChatMessage, ...]:
+        """What to submit: all up to the prompt whose answer is awaited."""
+        running = self.answer
+        ends = (i for i, m in enumerate(self.chat.messages) if m.version is running)
+        return self.chat.conversation(next(ends, None))
+
+    def _begin(self) -> None:
+        queued = self.queued
+        messages = self.chat.messages
+        messages[:] = [m for m in messages if not m.queued]
+        messages += [Message.of("assistant", ""), *queued]
+        self.phase = Phase.WAITING
+
+    # --- what the engine says -----------------------------------------------------------------
+
+    def apply(self, event: Event) -> str:
+        """Take in one of this chat's events; returns text to put back in the composer, or ""."""
+        answer = self.answer
+        match event:
+            case Started(prompt_tokens=total, cached_tokens=cached) if answer:
+                self.phase = Phase.PREFILL
+                self.prefill_done = self.prefill_from = cached
+                self.prefill_total = self.context_tokens = total
+                self.prefill_started = time.monotonic()
+            case Prefilled(done=done, total=total) if answer:
+                self.prefill_done, self.prefill_total = done, total
+            case Delta(text=text, num_tokens=count) if answer:
+                self.phase = Phase.DECODE
+                answer.text += text
+                answer.new_tokens += count
+                self.context_tokens += count
+            case Finished() if answer:
+                answer.reason = event.reason
+                answer.new_tokens = event.new_tokens
+                answer.ttft_s, answer.tokens_per_s = event.ttft_s, event.tokens_per_s
+                self.context_tokens = event.prompt_tokens + event.new_tokens
+                self.phase = Phase.IDLE
+            case Failed(message=line):
+                return self._failed(line, answer)
+        return ""
+
+    def interrupted(self, reason: str) -> None:
+        """The engine is gone; an answer that was running ends here, a waiting one waits on."""
+        answer = self.answer
+        if answer and self.phase is not Phase.WAITING:
+            answer.reason = reason
+            self.phase = Phase.IDLE
+
+    def _failed(self, line: str, answer: Version | None) -> str:
+        """Say what went wrong; a prompt that was refused goes back to be changed."""
+        put_back = ""
+        if answer is not None:
+            answer.reason = "error"
+            self.phase = Phase.IDLE
+            if not answer.text:
+                put_back = self._remove(answer)
+        self.note(line)
+        return put_back
+
+    def _remove(self, answer: Version) -> str:
+        """Drop an answer that never began, with its prompt if it was its only answer."""
+        messages = self.chat.messages
+        index = next(i for i, m in enumerate(messages) if m.version is answer)
+        message = messages[index]
+        if len(message.versions) > 1:
+            message.versions.remove(answer)
+            message.chosen = len(message.versions) - 1
+            return ""
+        del messages[index]
+        prompt = messages.pop(index - 1).text if index else ""
+        if not any(message.role == "user" for message in messages):
+            self.chat.title = ""  # it came from that prompt
+        return prompt
+
+    def note(self, line: str) -> None:
+        """A line of the app's own in the transcript."""
+        messages = self.chat.messages
+        at = len(messages) - len(self.queued)
+        messages.insert(at, Message.of("note", line))

@@ -1,0 +1,120 @@
+"""One message of a chat as terminal lines: who speaks, the text, how it went."""
+
+from __future__ import annotations
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from pkvchat.chats import Message, Version
+
+from .blocks import StreamedMarkdown
+from .clean import one_line, visible
+from .markdown import INDENT, MarkdownRenderer
+
+_FOLD_CHARS = 6000  # of a prompt; the rest of a huge paste is there, but not drawn
+_REASONS = {
+    "length": "token limit reached",
+    "context": "context full",
+    "cancelled": "stopped",
+    "error": "failed",
+    "died": "engine died",
+    "quit": "left unfinished",
+}
+
+
+class Turn:
+    """The lines of one message at one width and palette, kept until the message changes."""
+
+    def __init__(
+        self, message: Message, speaker: str, width: int, renderer: MarkdownRenderer, raw: bool
+    ) -> None:
+        self.message = message
+        self.lines: list[Strip] = []
+        self._speaker = speaker
+        self.width = width
+        self._palette = renderer.palette
+        self._raw = raw
+        self._renderer = renderer
+        self._seen: tuple[object, ...] = ()
+        self._version: Version | None = None
+        self._markdown = StreamedMarkdown(self._renderer, width - INDENT)
+
+    def refresh(self) -> bool:
+        """Bring the lines up to date; True if they changed."""
+        message, version = self.message, self.message.version
+        seen = (len(version.text), version.reason, len(message.versions), message.queued)
+        if version is self._version and seen == self._seen:
+            return False
+        if version is not self._version:
+            self._version = version
+            self._markdown = StreamedMarkdown(self._renderer, self.width - INDENT)
+        self._seen = seen
+        self.lines = {"user": self._user, "note": self._note}.get(message.role, self._assistant)()
+        return True
+
+    def _user(self) -> list[Strip]:
+        palette = self._palette
+        name = "You (queued)" if self.message.queued else "You"
+        text = self.message.text
+        lines = self._plain(text[:_FOLD_CHARS])
+        if len(text) > _FOLD_CHARS:
+            lines.append(_line(f"  … {len(text) - _FOLD_CHARS:,} more characters", palette.muted))
+        bar = Segment("▌ ", palette.user)
+        return [
+            Strip([bar, Segment(name, palette.user)]),
+            *(_behind(bar, strip) for strip in lines),
+            _BLANK,
+        ]
+
+    def _assistant(self) -> list[Strip]:
+        palette, message = self._palette, self.message
+        head = [Segment("● ", palette.assistant), Segment(self._speaker, palette.assistant)]
+        if len(message.versions) > 1:
+            which = f"  ‹ {message.chosen + 1}/{len(message.versions)} ›"
+            head.append(Segment(which, palette.muted))
+        body = self._plain(message.text) if self._raw else self._markdown.lines(message.text)
+        footer = _footer(message.version)
+        return [
+            Strip(head),
+            *body,
+            *([_line(" " * INDENT + footer, palette.faint)] if footer else []),
+            _BLANK,
+        ]
+
+    def _note(self) -> list[Strip]:
+        style = self._palette.warning
+        lines = self._renderer.text(one_line(self.message.text), self.width - INDENT)
+        lines = [strip.apply_style(style) for strip in lines]
+        return [_behind(Segment("! ", style), lines[0]), *lines[1:], _BLANK]
+
+    def _plain(self, text: str) -> list[Strip]:
+        return self._renderer.text(visible(text), self.width - INDENT)
+
+
+_BLANK = Strip([])
+
+
+def _line(text: str, style: Style) -> Strip:
+    return Strip([Segment(text, style)])
+
+
+def _behind(bar: Segment, strip: Strip) -> Strip:
+    """``strip`` with ``bar`` in place of its indent."""
+    return Strip([bar, *list(strip)[1:]])
+
+
+def _footer(version: Version) -> str:
+    """How an answer went, once it ended."""
+    if not version.reason:
+        return ""
+    parts = []
+    if version.new_tokens:
+        parts.append(f"{version.new_tokens} tokens")
+    if version.tokens_per_s:
+        parts.append(f"{version.tokens_per_s:.1f} tokens/s")
+    if version.ttft_s and version.new_tokens:
+        parts.append(f"first after {version.ttft_s:.2f} s")
+    if version.reason in _REASONS:
+        parts.append(_REASONS[version.reason])
+    return " · ".join(parts)
