@@ -1,0 +1,125 @@
+"""The benchmark: what it runs, and what it prints."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from pkvchat.bench import PRINTERS, Bench, Case, cases, result
+
+ABOUT = {
+    "model": "some-model",
+    "model_size": 3 << 29,
+    "model_n_params": 134_515_008,
+    "backend": "CPU",
+    "threads": 2,
+    "policy": "adaptive",
+    "batch": 1,
+}
+CASES = cases([512], [128], [0, 4096])
+
+
+def rows():
+    for case, speed in zip(CASES, (700.0, 95.25, 120.0, 45.0), strict=True):
+        yield result(case, [speed - 1, speed + 1], {"sdpa": case.new}) | ABOUT
+
+
+def test_cases_have_llama_benchs_names_and_order():
+    assert [case.name for case in CASES] == [
+        "pp512",
+        "tg128",
+        "pp512 @ d4096",
+        "tg128 @ d4096",
+    ]
+
+
+def test_zero_tokens_is_no_test():
+    assert cases([0], [16], [0]) == [Case(0, 16, 0)]
+    assert cases([0], [0], [0, 8]) == []
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("depth", [0, 1, 16, 37])
+def test_what_is_measured_is_what_the_name_says(make_engine, batch, depth):
+    """A prompt is read in prefill alone; each decoded token is one step of the whole batch."""
+    engine = make_engine(num_pages=40, context=Case(24, 5, depth).context)
+    bench = Bench(engine, vocab_size=97, batch=batch)
+    for _ in range(2):
+        assert bench.measure(Case(24, 0, depth)) > 0
+        assert sum(bench.strategies.values()) == 0
+        assert bench.measure(Case(0, 5, depth)) > 0
+        assert bench.strategies == {"sdpa": 5}
+    lengths = [len(seq.tokens) for seq in engine.scheduler.sequences.values()]
+    assert lengths == [depth + 1 + 5] * batch
+    engine.scheduler.check_integrity()
+
+
+def test_the_markdown_table(capsys):
+    PRINTERS["md"](rows(), CASES)
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in capsys.readouterr().out.splitlines()
+    ]
+    header, rule, *table = lines
+    assert header == [
+        "model",
+        "size",
+        "params",
+        "backend",
+        "threads",
+        "policy",
+        "batch",
+        "test",
+        "t/s",
+    ]
+    assert all(set(cell) <= {"-", ":"} for cell in rule)
+    same = ["some-model", "1.5 GiB", "134.52 M", "CPU", "2", "adaptive", "1"]
+    assert table == [
+        [*same, "pp512", "700.00 ± 1.41"],
+        [*same, "tg128", "95.25 ± 1.41"],
+        [*same, "pp512 @ d4096", "120.00 ± 1.41"],
+        [*same, "tg128 @ d4096", "45.00 ± 1.41"],
+    ]
+
+
+def test_the_markdown_columns_line_up(capsys):
+    PRINTERS["md"](rows(), CASES)
+    lines = capsys.readouterr().out.splitlines()
+    bars = [[i for i, char in enumerate(line) if char == "|"] for line in lines]
+    assert all(at == bars[0] for at in bars)
+
+
+def test_json_and_csv_hold_the_same(capsys):
+    PRINTERS["json"](rows(), CASES)
+    as_json = json.loads(capsys.readouterr().out)
+    PRINTERS["csv"](rows(), CASES)
+    as_csv = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert as_json == list(rows())
+    assert [float(row["avg_ts"]) for row in as_csv] == [row["avg_ts"] for row in as_json]
+    assert [json.loads(row["samples_ts"]) for row in as_csv] == [r["samples_ts"] for r in as_json]
+
+
+def test_the_program_measures_the_default_model(run_cli):
+    done = run_cli("bench", "-p", 8, "-n", 4, "-d", "0,20", "-r", 2, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert [row["test"] for row in measured] == ["pp8", "tg4", "pp8 @ d20", "tg4 @ d20"]
+    for row in measured:
+        assert row["avg_ts"] > 0
+        assert len(row["samples_ts"]) == 2
+        assert row["stddev_ts"] >= 0
+        assert row["policy"] == "adaptive"
+        assert row["model_n_params"] == 134_515_008
+        assert {"model", "model_size", "dtype", "kv_dtype", "device", "versions", "date"} <= set(
+            row
+        )
+    assert sum(measured[1]["strategies"].values()) == 4
+
+
+def test_a_batch_that_the_pool_cannot_hold(run_cli):
+    done = run_cli("bench", "-p", 64, "-b", 9, "--kv-memory", "4M", "-r", 1)
+    assert done.returncode == 1
+    assert "9 sequences of 66 tokens need 45 KV pages" in done.stderr.splitlines()[-1]
