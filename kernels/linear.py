@@ -10,16 +10,19 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True)
 class LinearTypes:
-    """Which dtypes a device's matrix products are fast in.
+    """How a device multiplies matrices fast.
 
-    weight: how weights are kept. few_rows: the product's dtype for at most ``few_limit`` rows of
-    x (decode, bound by memory); many_rows: for more (prefill, bound by arithmetic).
+    weight: the dtype weights are kept in. few_rows: the product's dtype for at most ``few_limit``
+    rows of x (decode, bound by memory); many_rows: for more (prefill, bound by arithmetic).
+    packed_bits: a checkpoint's quantised weights of up to so many bits stay packed (see
+    ``packed``); 0 dequantises them all.
     """
 
     weight: torch.dtype
     few_rows: torch.dtype
     many_rows: torch.dtype
     few_limit: int = 8
+    packed_bits: int = 0
 
     @classmethod
     def uniform(cls, dtype: torch.dtype) -> LinearTypes:

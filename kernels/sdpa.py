@@ -21,7 +21,7 @@ class Sdpa:
         self._batch: DecodeBatch | None = None
         self._gathers: dict[int, list[Gather]] = {}  # by window
 
-    def plan(self, batch: DecodeBatch, num_splits: int) -> None:  # noqa: ARG002
+    def plan(self, batch: DecodeBatch, num_splits: int) -> None:
         self._batch = batch
         self._gathers.clear()
 

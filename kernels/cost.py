@@ -1,0 +1,160 @@
+"""How long one layer's decode attention takes under a schedule, from a few fitted constants.
+
+PAPER.md's form, KVBytes/beta * max(1, Cmin/C) + L * lambda + MergeBytes/beta, charges an idle
+device by a factor. Here the bytes are charged twice, as a whole and on the busiest worker, which
+is linear in the constants, so that a least-squares fit on the device finds them:
+
+    calls * call + tiles * tile + path * path + tasks * task + merges * merge
+        + plans * plan / layers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import torch
+
+from .batch import AttentionShape
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a schedule asks of the device for one layer.
+
+    calls: launches on CUDA, attention calls on CPU. tiles: pages of one KV head read, padding
+    included. path: those on the busiest worker. tasks: the tasks it starts. merges: partial states
+    to merge on CUDA, merge calls on CPU. plans: pieces of host planning, once per step.
+    """
+
+    calls: int
+    tiles: int
+    path: int
+    tasks: int
+    merges: int
+    plans: int
+
+
+@dataclass(frozen=True)
+class StrategyCost:
+    """Microseconds per unit of each field of Work."""
+
+    call: float
+    tile: float
+    path: float
+    task: float
+    merge: float
+    plan: float
+
+    def predict(self, work: Work, num_layers: int) -> float:
+        """Microseconds of one layer, its share of the step's planning included."""
+        return (
+            work.calls * self.call
+            + work.tiles * self.tile
+            + work.path * self.path
+            + work.tasks * self.task
+            + work.merges * self.merge
+            + work.plans * self.plan / num_layers
+        )
+
+
+class CostModel:
+    """Work and time of each strategy for one shape on one device.
+
+    workers: what runs side by side, threads on CPU and streaming multiprocessors on CUDA.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        workers: int,
+        costs: dict[str, StrategyCost],
+        num_layers: int,
+    ) -> None:
+        self.shape, self.workers = shape, workers
+        self.costs, self.num_layers = costs, num_layers
+
+    def predict(self, strategy: str, tiles: Sequence[int], num_splits: int) -> float:
+        """Microseconds of one layer for rows of ``tiles`` pages each."""
+        work = strategy_work(strategy, tiles, num_splits, self.shape, self.workers)
+        return self.costs[strategy].predict(work, self.num_layers)
+
+
+def split_choices(strategy: str, tiles: Sequence[int], device: torch.device) -> list[int]:
+    """The num_splits worth comparing: powers of two up to a tile a split, where it matters."""
+    if strategy in ("sdpa", "flashinfer") or (strategy == "workqueue" and device.type == "cuda"):
+        return [1]
+    most = min(max(tiles), 16 if device.type == "cpu" else 128)
+    return [1 << i for i in range(most.bit_length())]
+
+
+def strategy_work(
+    strategy: str, tiles: Sequence[int], num_splits: int, shape: AttentionShape, workers: int
+) -> Work:
+    """tiles: pages of each row."""
+    heads = shape.num_kv_heads
+    if shape.device.type == "cpu":
+        return _cpu_work(strategy, tiles, num_splits, heads, workers)
+    return _cuda_work(strategy, tiles, num_splits, heads, workers)
+
+
+def _cpu_work(
+    strategy: str, tiles: Sequence[int], num_splits: int, heads: int, workers: int
+) -> Work:
+    rows = len(tiles)
+    if strategy == "workqueue":
+        each = -(-max(tiles) // num_splits)
+        tasks = sum(-(-row // each) for row in tiles)
+        waves = -(-tasks * heads // workers)
+        return Work(1, tasks * each * heads, waves * each, waves, int(tasks > rows), 1)
+    path = total_waves = merges = 0
+    for row in tiles:  # one after another
+        each = -(-row // (1 if strategy == "sdpa" else num_splits))
+        splits = -(-row // each)
+        waves = -(-splits * heads // workers)
+        path += waves * each
+        total_waves += waves
+        merges += splits > 1
+    return Work(rows, sum(tiles) * heads, path, total_waves, merges, rows)
+
+
+def _cuda_work(
+    strategy: str, tiles: Sequence[int], num_splits: int, heads: int, workers: int
+) -> Work:
+    rows, total = len(tiles), sum(tiles) * heads
+    if strategy == "sdpa":
+        return Work(2 * rows, total, -(-heads // workers) * sum(tiles), rows, 0, rows)
+    if strategy == "split":
+        each = -(-max(tiles) // num_splits)
+        tasks = rows * heads * num_splits
+        waves = -(-tasks // workers)
+        return Work(2, total, waves * each, waves, tasks, 1)
+    # Equal shares: each worker takes 1/workers of the work, whatever the rows.
+    segments = -(-rows * heads // workers)
+    return Work(2, total, -(-total // workers), segments, min(workers, total) + rows * heads, 1)
+
+
+def fit(samples: Sequence[tuple[Work, float]], plan_us: float) -> StrategyCost:
+    """Non-negative least squares of relative errors. samples: (work, measured us of one layer).
+
+    plan_us: measured apart, per unit of Work.plans.
+    """
+    rows = torch.tensor([astuple(work)[:-1] for work, _ in samples], dtype=torch.float64)
+    times = torch.tensor([us for _, us in samples], dtype=torch.float64)
+    a = rows / times.unsqueeze(1)
+    scale = a.norm(dim=0).clamp_min(1e-30)
+    active = a.norm(dim=0) > 0
+    solution = torch.zeros(a.shape[1], dtype=torch.float64)
+    while active.any():
+        columns = a[:, active] / scale[active]
+        # A little ridge: features that a short measurement cannot tell apart share the time.
+        ridge = 1e-4 * torch.eye(int(active.sum()), dtype=torch.float64)
+        normal = columns.T @ columns + ridge
+        found = torch.linalg.solve(normal, columns.T @ torch.ones(len(times), dtype=torch.float64))
+        solution.zero_()
+        solution[active] = found / scale[active]
+        if (found >= 0).all():
+            break
+        worst = torch.where(active, solution * scale, torch.inf).argmin()
+        active[worst] = False
+    return StrategyCost(*solution.tolist(), plan=plan_us)

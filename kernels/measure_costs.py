@@ -1,0 +1,117 @@
+"""Times every strategy on a few batches, for a calibration record's constants.
+
+Times are the best of several: what disturbs a measurement only ever makes it longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from .batch import AttentionShape, DecodeBatch, LayerSpec
+from .calibration import Calibration, Progress
+from .cost import StrategyCost, Work, fit, split_choices, strategy_work
+from .kv import allocate_kv, page_bytes
+from .registry import create_strategy
+
+_COLD_BYTES = 48 << 20  # beyond a core's caches: a layer finds its KV in memory
+_CPU_LENGTHS: tuple[tuple[int, ...], ...] = (
+    (50,), (300,), (1000,), (4000,), (200, 200, 200, 200), (1500, 100, 700, 300), (300,) * 8,
+)  # fmt: skip
+_CUDA_LENGTHS: tuple[tuple[int, ...], ...] = (
+    (1000,), (4000,), (16000,), (64000,), (8000,) * 4, (30000, 4000, 2000, 6000),
+    (1000,) * 8, (16000,) * 8, (50000, 3000, 9000, 6000, 40000, 2000, 8000, 5000), (2000,) * 32,
+)  # fmt: skip
+
+
+def measure_costs(
+    shape: AttentionShape, available: Sequence[str], progress: Progress, budget_s: float = 3.0
+) -> Calibration:
+    """Run every strategy on a few batches and fit its constants. ``budget_s`` is for all."""
+    stage = "measuring attention"
+    cuda = shape.device.type == "cuda"
+    workers = torch.get_num_threads()
+    if cuda:
+        workers = torch.cuda.get_device_properties(shape.device).multi_processor_count
+    bench = _Bench(shape, _CUDA_LENGTHS if cuda else _CPU_LENGTHS)
+    costs: dict[str, StrategyCost] = {}
+    for done, name in enumerate(available):
+        progress(stage, done, len(available))
+        samples, plans = bench.sample(name, workers, budget_s / len(available))
+        costs[name] = fit(samples, sorted(plans)[len(plans) // 2])
+    progress(stage, len(available), len(available))
+    return Calibration(workers, costs)
+
+
+class _Bench:
+    """A KV cache of a few layers, each cold when its turn comes, and batches over it."""
+
+    def __init__(self, shape: AttentionShape, batches: Sequence[tuple[int, ...]]) -> None:
+        self.shape = shape
+        size = shape.page_size
+        most = max(sum(-(-length // size) for length in lengths) for lengths in batches) + 1
+        layers = min(8, max(2, _COLD_BYTES // (most * page_bytes(1, shape))))
+        self.kv_layers = allocate_kv(layers, most, shape)
+        for kv_layer in self.kv_layers:
+            kv_layer.fill_(1)  # untouched memory would be read from one zero page
+        self.batches = [self._batch(lengths) for lengths in batches]
+
+    def _batch(self, lengths: tuple[int, ...]) -> DecodeBatch:
+        size, device = self.shape.page_size, self.shape.device
+        table = torch.zeros(len(lengths), -(-max(lengths) // size), dtype=torch.int32)
+        pages = torch.randperm(len(self.kv_layers[0]) - 1, dtype=torch.int32) + 1
+        for row, length in enumerate(lengths):
+            count = -(-length // size)
+            table[row, :count], pages = pages[:count], pages[count:]
+        return DecodeBatch(
+            table.to(device),
+            torch.tensor(lengths, dtype=torch.int32, device=device),
+            torch.zeros(len(lengths), dtype=torch.int64, device=device),
+            lengths,
+        )
+
+    def sample(
+        self, name: str, workers: int, budget_s: float
+    ) -> tuple[list[tuple[Work, float]], list[float]]:
+        """(work, us of a layer) per batch and num_splits, and us of planning per Work.plans."""
+        shape = self.shape
+        strategy = create_strategy(name, shape)
+        spec = LayerSpec(shape.head_dim**-0.5)
+        cases: list[tuple[DecodeBatch, int, Work]] = []
+        for batch in self.batches:
+            tiles = [-(-length // shape.page_size) for length in batch.lengths]
+            choices = split_choices(name, tiles, shape.device)
+            for splits in sorted({choices[0], choices[len(choices) // 2], choices[-1]}):
+                work = strategy_work(name, tiles, splits, shape, workers)
+                cases.append((batch, splits, work))
+        run_us = [float("inf")] * len(cases)
+        plan_us = [float("inf")] * len(cases)
+        deadline = time.perf_counter() + budget_s
+        for attempt in range(5):
+            for i, (batch, splits, work) in enumerate(cases):
+                if attempt > 1 and time.perf_counter() > deadline:
+                    break
+                q = torch.ones(
+                    len(batch), shape.num_qo_heads, shape.head_dim,
+                    dtype=shape.dtype, device=shape.device,
+                )  # fmt: skip
+                out = torch.empty_like(q)
+                start = _now(shape.device)
+                strategy.plan(batch, splits)
+                strategy.run(q, self.kv_layers[0], out, spec)
+                planned = _now(shape.device)
+                for kv_layer in self.kv_layers:
+                    strategy.run(q, kv_layer, out, spec)
+                run = (_now(shape.device) - planned) / len(self.kv_layers)
+                run_us[i] = min(run_us[i], run)
+                plan_us[i] = min(plan_us[i], max(0.0, planned - start - run) / work.plans)
+        return [(work, us) for (_, _, work), us in zip(cases, run_us, strict=True)], plan_us
+
+
+def _now(device: torch.device) -> float:
+    """Microseconds, with nothing left to run on the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() * 1e6
