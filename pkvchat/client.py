@@ -44,6 +44,10 @@ class EngineClient:
     def alive(self) -> bool:
         return self._process is not None and self._process.is_alive()
 
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
     def send(self, command: Command) -> bool:
         """False if the engine is gone; ``events`` says so too."""
         if self._connection is None:

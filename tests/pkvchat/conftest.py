@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import torch
 from pkvchat.engine import Engine
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.linear import LinearTypes
-from pkvchat.kernels.policy import Policy, create_policy
+from pkvchat.kernels.policy import Decision
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.config import ModelConfig
 from pkvchat.models.decoder import Decoder
@@ -89,8 +89,14 @@ def model() -> CausalLM:
     return Decoder(CONFIG, reader)
 
 
-def forced(name: str) -> Policy:
-    return create_policy(f"forced-{name}", SHAPE, None, available=[name])
+class FixedPolicy:
+    """One strategy in three splits whatever the batch; implements Policy."""
+
+    def __init__(self, strategy: str) -> None:
+        self.name, self.strategy = f"forced-{strategy}", strategy
+
+    def choose(self, lengths: tuple[int, ...]) -> Decision:
+        return Decision(self.strategy, 3, {self.strategy: 1.0}, f"{len(lengths)} rows")
 
 
 @pytest.fixture
@@ -98,7 +104,7 @@ def make_engine(model: CausalLM) -> Callable[..., Engine]:
     """make_engine(num_pages=, strategy=, context=)"""
 
     def make(num_pages: int = 64, strategy: str = "sdpa", context: int = 256) -> Engine:
-        return Engine(model, SHAPE, forced(strategy), num_pages, context)
+        return Engine(model, SHAPE, FixedPolicy(strategy), num_pages, context)
 
     return make
 
@@ -110,6 +116,14 @@ def make_engine(model: CausalLM) -> Callable[..., Engine]:
 def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for all, so that the CPU is calibrated once."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def in_cache_home(cache_home: Path) -> Iterator[None]:
+    """This process's own cache is there too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache_home))
+        yield
 
 
 @pytest.fixture

@@ -1,0 +1,129 @@
+"""From options to a running engine: device, types, weights, KV cache, calibration, policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pkvchat.kernels.batch import AttentionShape
+from pkvchat.kernels.calibration import Calibrator, DeviceTypes
+from pkvchat.kernels.policy import Policy, create_policy, policy_names
+from pkvchat.kernels.registry import STRATEGIES, why_unavailable
+from pkvchat.models.loader import LoadedModel, load_model
+
+from .engine import Engine
+from .memory import size_cache
+from .messages import Ready
+from .options import EngineOptions
+
+Progress = Callable[[str, int, int], None]  # stage, done, total (0 where unknown)
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+PAGE_SIZES = (16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Started:
+    """make_policy: a policy by name, for this model on this device."""
+
+    engine: Engine
+    loaded: LoadedModel
+    ready: Ready
+    make_policy: Callable[[str], Policy]
+
+
+def start_engine(options: EngineOptions, progress: Progress) -> Started:
+    """Raises ModelError, StrategyUnavailable or ValueError, each one line for a person."""
+    check_options(options)
+    device = pick_device(options.device)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    calibrator = Calibrator(device, progress)
+    if options.dtype == "auto":
+        types = calibrator.types()
+    else:
+        types = DeviceTypes.uniform(DTYPES[options.dtype])
+    loaded = load_model(
+        options.model,
+        device=device,
+        dtype=types.activation,
+        linear_types=types.linear,
+        progress=progress,
+    )
+    config = loaded.model.config
+    shape = AttentionShape(
+        config.num_qo_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        options.page_size,
+        types.kv,
+        device,
+    )
+    num_pages, context, note = size_cache(
+        config.num_layers, shape, config.context_length, options.context, options.kv_memory
+    )
+    strategies = {name: why_unavailable(name, shape) for name in STRATEGIES}
+    available = [name for name, why in strategies.items() if not why]
+    calibration = calibrator.costs(shape, available)
+
+    def make_policy(name: str) -> Policy:
+        return create_policy(name, shape, calibration, available, config.num_layers)
+
+    engine = Engine(loaded.model, shape, make_policy(options.policy), num_pages, context)
+    ready = Ready(
+        model=loaded.name,
+        device=device_name(device),
+        dtype=dtype_name(types),
+        context=context,
+        pages_total=engine.pool.capacity,
+        page_size=options.page_size,
+        policy=options.policy,
+        strategies=strategies,
+        notes=(*loaded.notes, *([note] if note else []), *calibrator.notes),
+    )
+    return Started(engine, loaded, ready, make_policy)
+
+
+def check_options(options: EngineOptions) -> None:
+    """What can be known to be wrong before anything is loaded. Raises ValueError."""
+    if options.policy not in policy_names():
+        raise ValueError(f"unknown policy {options.policy!r}: one of {', '.join(policy_names())}")
+    if options.dtype != "auto" and options.dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {options.dtype!r}: auto, {', '.join(DTYPES)}")
+    if options.page_size not in PAGE_SIZES:
+        sizes = ", ".join(str(size) for size in PAGE_SIZES)
+        raise ValueError(f"page size {options.page_size} is not one of {sizes}")
+
+
+def pick_device(name: str) -> torch.device:
+    """Raises ValueError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"unknown device {name!r}: auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"unknown device {name!r}: auto, cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"device {name!r}: torch {torch.__version__} sees no CUDA device")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device {name!r}: there are {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """For a person: "cpu, 2 threads", "NVIDIA H200"."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} threads"
+
+
+def dtype_name(types: DeviceTypes) -> str:
+    """For a person: "bf16", or "f16 weights, bf16 KV" where they differ."""
+    short = {dtype: name for name, dtype in DTYPES.items()}
+    weight, kv = short[types.linear.weight], short[types.kv]
+    return weight if weight == kv else f"{weight} weights, {kv} KV"

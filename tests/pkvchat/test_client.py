@@ -1,0 +1,93 @@
+"""The engine in its own process: answers, and what is said when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pkvchat.client import EngineClient
+from pkvchat.messages import (
+    ChatMessage,
+    Delta,
+    Died,
+    Event,
+    Failed,
+    Finished,
+    Loading,
+    Ready,
+    Steps,
+    Submit,
+)
+from pkvchat.options import EngineOptions
+from pkvchat.sampling import SamplingParams
+
+HELLO = (ChatMessage("user", "Say hello."),)
+SHORT = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+@pytest.fixture
+def client(in_cache_home: None) -> Iterator[EngineClient]:
+    client = EngineClient(EngineOptions(device="cpu", dtype="f32", context=512))
+    yield client
+    client.close()
+
+
+def until(client: EngineClient, enough: Callable[[Event], bool], limit: float = 60) -> list[Event]:
+    events: list[Event] = []
+    end = time.monotonic() + limit
+    while not any(enough(event) for event in events):
+        assert time.monotonic() < end, events[-5:]
+        events += client.events(timeout=0.5)
+    return events
+
+
+def test_a_process_loads_answers_dies_and_comes_back(client: EngineClient) -> None:
+    client.start()
+    loading = until(client, lambda e: isinstance(e, Ready))
+    assert any(isinstance(e, Loading) for e in loading)
+    ready = loading[-1]
+    assert isinstance(ready, Ready)
+    assert ready.context == 512
+
+    client.send(Submit("a", HELLO, SHORT))
+    client.send(Submit("b", HELLO, SHORT))
+    events: list[Event] = []
+    while sum(isinstance(e, Finished) for e in events) < 2:
+        events += client.events(timeout=0.5)
+    texts = {
+        chat: "".join(e.text for e in events if isinstance(e, Delta) and e.chat_id == chat)
+        for chat in "ab"
+    }
+    assert texts["a"] == texts["b"] != ""
+    assert any(r.batch == 2 for e in events if isinstance(e, Steps) for r in e.records)
+
+    endless = SamplingParams(temperature=0.0)
+    client.send(Submit("a", HELLO, endless))
+    until(client, lambda e: isinstance(e, Delta))
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    died = until(client, lambda e: isinstance(e, Died))[-1]
+    assert isinstance(died, Died)
+    assert "killed by signal 9" in died.message
+    assert not client.alive
+    assert not client.send(Submit("a", HELLO, SHORT))
+    assert client.events(timeout=0) == []
+
+    client.restart()
+    client.send(Submit("a", HELLO, SHORT))  # queued while it loads
+    events = until(client, lambda e: isinstance(e, Finished))
+    assert "".join(e.text for e in events if isinstance(e, Delta)) == texts["a"]
+
+
+def test_a_model_that_is_not_there_is_one_line(client: EngineClient) -> None:
+    client.options = EngineOptions(model="/nowhere/model.gguf")
+    client.start()
+    events = until(client, lambda e: isinstance(e, Died))
+    (failed,) = [e for e in events if isinstance(e, Failed)]
+    assert failed.fatal
+    assert "/nowhere/model.gguf" in failed.message
+    assert "\n" not in failed.message
