@@ -14,7 +14,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import platformdirs
 import torch
@@ -25,6 +25,8 @@ from .linear import LinearTypes
 
 VERSION = 1
 Progress = Callable[[str, int, int], None]  # stage, done, total
+
+Record = TypeVar("Record")
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -52,12 +54,12 @@ class DeviceTypes:
     def from_json(cls, data: dict[str, Any]) -> DeviceTypes:
         """Raises KeyError, TypeError or ValueError for anything that to_json does not make."""
         linear = dict(data["linear"])
-        numbers = {name: linear.pop(name) for name in ("few_limit", "packed_bits")}
-        for name, value in numbers.items():
-            if type(value) is not int or value < 0:
-                raise ValueError(f"{name} {value!r}")
-        types = LinearTypes(**{name: _DTYPES[value] for name, value in linear.items()}, **numbers)
-        return cls(types, _DTYPES[data["activation"]], _DTYPES[data["kv"]])
+        for name in ("few_limit", "packed_bits"):
+            if type(linear[name]) is not int or linear[name] < 0:
+                raise ValueError(f"{name} {linear[name]!r}")
+        for name in ("weight", "few_rows", "many_rows"):
+            linear[name] = _DTYPES[linear[name]]
+        return cls(LinearTypes(**linear), _DTYPES[data["activation"]], _DTYPES[data["kv"]])
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,9 @@ class Calibrator:
             self.store.save("strategies", key, calibration.to_json())
         return calibration
 
-    def _load(self, kind: str, key: dict[str, str], parse: Callable[[dict[str, Any]], Any]) -> Any:
+    def _load(
+        self, kind: str, key: dict[str, str], parse: Callable[[dict[str, Any]], Record]
+    ) -> Record | None:
         data = None if self.fresh else self.store.load(kind, key)
         if data is None:
             return None

@@ -11,11 +11,13 @@ is linear in the constants, so that a least-squares fit on the device finds them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # the policies' names are known without torch
+    import torch
 
-from .batch import AttentionShape
+    from .batch import AttentionShape
 
 
 @dataclass(frozen=True)
@@ -132,29 +134,3 @@ def _cuda_work(
     # Equal shares: each worker takes 1/workers of the work, whatever the rows.
     segments = -(-rows * heads // workers)
     return Work(2, total, -(-total // workers), segments, min(workers, total) + rows * heads, 1)
-
-
-def fit(samples: Sequence[tuple[Work, float]], plan_us: float) -> StrategyCost:
-    """Non-negative least squares of relative errors. samples: (work, measured us of one layer).
-
-    plan_us: measured apart, per unit of Work.plans.
-    """
-    rows = torch.tensor([astuple(work)[:-1] for work, _ in samples], dtype=torch.float64)
-    times = torch.tensor([us for _, us in samples], dtype=torch.float64)
-    a = rows / times.unsqueeze(1)
-    scale = a.norm(dim=0).clamp_min(1e-30)
-    active = a.norm(dim=0) > 0
-    solution = torch.zeros(a.shape[1], dtype=torch.float64)
-    while active.any():
-        columns = a[:, active] / scale[active]
-        # A little ridge: features that a short measurement cannot tell apart share the time.
-        ridge = 1e-4 * torch.eye(int(active.sum()), dtype=torch.float64)
-        normal = columns.T @ columns + ridge
-        found = torch.linalg.solve(normal, columns.T @ torch.ones(len(times), dtype=torch.float64))
-        solution.zero_()
-        solution[active] = found / scale[active]
-        if (found >= 0).all():
-            break
-        worst = torch.where(active, solution * scale, torch.inf).argmin()
-        active[worst] = False
-    return StrategyCost(*solution.tolist(), plan=plan_us)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import astuple
 
 import torch
 
 from .batch import AttentionShape, DecodeBatch, LayerSpec
 from .calibration import Calibration, Progress
-from .cost import StrategyCost, Work, fit, split_choices, strategy_work
+from .cost import StrategyCost, Work, split_choices, strategy_work
 from .kv import allocate_kv, page_bytes
 from .registry import create_strategy
 
@@ -115,3 +116,30 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() * 1e6
+
+
+def fit(samples: Sequence[tuple[Work, float]], plan_us: float) -> StrategyCost:
+    """Non-negative least squares of relative errors. samples: (work, measured us of one layer).
+
+    plan_us: measured apart, per unit of Work.plans.
+    """
+    rows = torch.tensor([astuple(work)[:-1] for work, _ in samples], dtype=torch.float64)
+    times = torch.tensor([us for _, us in samples], dtype=torch.float64)
+    a = rows / times.unsqueeze(1)
+    scale = a.norm(dim=0).clamp_min(1e-30)
+    active = a.norm(dim=0) > 0
+    solution = torch.zeros(a.shape[1], dtype=torch.float64)
+    while active.any():
+        columns = a[:, active] / scale[active]
+        # A little ridge: features that a short measurement cannot tell apart share the time.
+        ridge = 1e-4 * torch.eye(int(active.sum()), dtype=torch.float64)
+        normal = columns.T @ columns + ridge
+        found = torch.linalg.solve(normal, columns.T @ torch.ones(len(times), dtype=torch.float64))
+        solution.zero_()
+        solution[active] = found / scale[active]
+        if (found >= 0).all():
+            break
+        worst = torch.where(active, solution * scale, torch.inf).argmin()
+        active[worst] = False
+    call, tile, path, task, merge = solution.tolist()
+    return StrategyCost(call, tile, path, task, merge, plan_us)

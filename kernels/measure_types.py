@@ -27,8 +27,8 @@ K = TypeVar("K", bound=Hashable)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # from the most exact to the least
 _GAIN = 0.9  # what is less exact must take less than this share of the time
 _FEW_ROWS = (2, 4, 8, 16, 32, 64)
-_MANY_ROWS = 256
-_OUT, _IN = 1536, 1024  # of the matrices timed
+_MANY_ROWS = 128
+_OUT, _IN = 1024, 768  # of the matrices timed
 _COLD_BYTES = 32 << 20  # beyond a core's caches: a decode step finds its weights in memory
 _CONTEXT = 2048  # tokens of the attention timed
 
@@ -38,11 +38,13 @@ def measure_types(progress: Progress) -> DeviceTypes:
     stage = "measuring this processor"
     progress(stage, 0, 4)
     uniform = {dtype: _cold_linears(LinearTypes.uniform(dtype)) for dtype in _DTYPES}
-    one = _best({dtype: _products(uniform[dtype], 1) for dtype in _DTYPES}, seconds=0.4)
-    many = _best({dtype: _products(uniform[dtype][:1], _MANY_ROWS) for dtype in _DTYPES}, 0.4)
+    one = _best({dtype: _products(uniform[dtype], 1, dtype) for dtype in _DTYPES}, seconds=0.4)
+    many = _best({dtype: _products(uniform[dtype], _MANY_ROWS, dtype) for dtype in _DTYPES}, 0.4)
     few_rows, many_rows = _pick(one), _pick(many)
     progress(stage, 1, 4)
-    packed = _best({bits: _products(_cold_packed(bits), 1) for bits in (4, 8)}, seconds=0.3)
+    packed = _best(
+        {bits: _products(_cold_packed(bits), 1, torch.bfloat16) for bits in (4, 8)}, seconds=0.3
+    )
     packed_bits = max((bits for bits in packed if packed[bits] < _GAIN * one[few_rows]), default=0)
     progress(stage, 2, 4)
     few_limit = _few_limit(few_rows, many_rows)
@@ -63,8 +65,8 @@ def _few_limit(few_rows: torch.dtype, many_rows: torch.dtype) -> int:
         return max(_FEW_ROWS)
     as_few = _cold_linears(LinearTypes(few_rows, few_rows, many_rows, few_limit=max(_FEW_ROWS)))
     as_many = _cold_linears(LinearTypes(few_rows, few_rows, many_rows, few_limit=0))
-    few = _best({rows: _products(as_few, rows) for rows in _FEW_ROWS}, seconds=0.4)
-    many = _best({rows: _products(as_many, rows) for rows in _FEW_ROWS}, seconds=0.4)
+    few = _best({rows: _products(as_few, rows, few_rows) for rows in _FEW_ROWS}, seconds=0.4)
+    many = _best({rows: _products(as_many, rows, many_rows) for rows in _FEW_ROWS}, seconds=0.4)
     return max((rows for rows in _FEW_ROWS if few[rows] <= many[rows]), default=1)
 
 
@@ -93,10 +95,9 @@ def _best(jobs: Mapping[K, Callable[[], object]], seconds: float) -> dict[K, flo
 
 
 def _products(
-    linears: Sequence[Linear] | Sequence[PackedLinear], rows: int
+    linears: Sequence[Linear | PackedLinear], rows: int, dtype: torch.dtype
 ) -> Callable[[], object]:
-    """One product of ``rows`` rows, each time with the next matrix."""
-    dtype = linears[0].types.few_rows if isinstance(linears[0], Linear) else torch.bfloat16
+    """One product of ``rows`` rows in ``dtype``, each time with the next matrix."""
     x, turn = torch.ones(rows, _IN, dtype=dtype), cycle(linears)
     return lambda: next(turn)(x)
 

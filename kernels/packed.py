@@ -34,7 +34,8 @@ class Codes:
         """[out, in] float32."""
         rows, width = self.codes.shape
         groups = self.codes.view(rows, -1, GROUP).float()
-        return (groups * self.scale.unsqueeze(-1) + self.zero.unsqueeze(-1)).view(rows, width)
+        weight = groups * self.scale.unsqueeze(-1) + self.zero.unsqueeze(-1)
+        return weight.view(rows, width)
 
 
 class PackedLinear:
@@ -63,7 +64,7 @@ class PackedLinear:
         if self.dense is not None and x.shape[0] > self.few_limit:
             return F.linear(rows, self.dense, self.bias).to(x.dtype)
         packed, affine = self.planes[0]
-        y = _multiply(rows, packed, GROUP, affine)
+        y: torch.Tensor = _multiply(rows, packed, GROUP, affine)
         for packed, affine in self.planes[1:]:
             y += _multiply(rows, packed, GROUP, affine)
         if y.shape[1] != self.out_features:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from .batch import AttentionShape
-from .calibration import Calibration
 from .cost import CostModel, split_choices
 from .registry import STRATEGIES, why_unavailable
 from .strategy import StrategyUnavailable
+
+if TYPE_CHECKING:  # the names are known without torch
+    from .batch import AttentionShape
+    from .calibration import Calibration
 
 _FORCED = "forced-"
 _CACHE_SIZE = 4096
