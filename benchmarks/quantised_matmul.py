@@ -1,0 +1,205 @@
+"""Quantised products on a GPU: checked, then timed against the bytes they read and cuBLAS's bf16.
+
+    python benchmarks/quantised_matmul.py [--sweep] [--json FILE]
+
+Times are device times per product, in a CUDA graph over so many matrices that each one is cold in
+L2; medians. --sweep also times every tile configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from pkvchat.kernels import quant_linear
+from pkvchat.kernels.quant_formats import TYPES, Planes, dequantise, pack
+from pkvchat.kernels.quant_gemm_triton import GemmConfig, gemm, gemm_config
+from pkvchat.kernels.quant_gemv_triton import GemvConfig, gemv
+
+CEILING = 4535e9  # bytes/s: a plain read-only kernel over 4 GB on an H200
+COLD_BYTES = 300 << 20
+DEVICE = torch.device("cuda")
+
+Run = Callable[[Planes, torch.Tensor, torch.Tensor], None]
+
+SHAPES = [  # Llama-3-8B's, as Q4_K_M mixes the types
+    ("Q4_K", 4096, 4096),
+    ("Q4_K", 6144, 4096),
+    ("Q4_K", 28672, 4096),
+    ("Q4_K", 4096, 14336),
+    ("Q6_K", 4096, 14336),
+    ("Q6_K", 1024, 4096),
+    ("Q6_K", 128256, 4096),
+]
+OTHERS = [(name, 6144, 4096) for name in ("Q5_K", "Q8_0", "Q4_0", "Q4_1")]
+
+
+@dataclass(frozen=True)
+class Case:
+    type: str
+    rows: int
+    width: int
+    num_rows: int  # of x
+    label: str
+    run: Run
+
+
+def random_planes(name: str, rows: int, width: int) -> Planes:
+    """Random bits; the fp16 scales are made small and finite."""
+    kind = TYPES[name]
+    size = (rows, width // kind.block, kind.block_bytes)
+    raw = torch.randint(0, 256, size, dtype=torch.uint8, device=DEVICE)
+    for start in {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(name, (0,)):
+        scale = torch.randn(*size[:2], 1, device=DEVICE).mul_(1e-3).half()
+        raw[..., start : start + 2] = scale.view(torch.uint8)
+    return pack(name, raw.flatten(1))
+
+
+def one_row(config: GemvConfig | None, planes: Planes, x: torch.Tensor, out: torch.Tensor) -> None:
+    gemv(planes, x[0], out[0], None, config)
+
+
+def several_rows(
+    config: GemmConfig | None, planes: Planes, x: torch.Tensor, out: torch.Tensor
+) -> None:
+    gemm(planes, x, out, None, config or gemm_config(planes, len(x)))
+
+
+def written_out(planes: Planes, x: torch.Tensor, out: torch.Tensor) -> None:
+    quant_linear._multiply_written_out(planes, x, out, None)
+
+
+def default_cases() -> Iterator[Case]:
+    for shape in SHAPES + OTHERS:
+        yield Case(*shape, 1, "gemv", partial(one_row, None))
+        for num_rows in (2, 8, 16, 32, 64):
+            yield Case(*shape, num_rows, "gemm", partial(several_rows, None))
+        for num_rows in (32, 64, 512):
+            yield Case(*shape, num_rows, "written out", written_out)
+
+
+def sweep_cases() -> Iterator[Case]:
+    narrow = [(2, 4, 1), (4, 4, 1), (8, 4, 1), (16, 4, 1), (4, 2, 1), (8, 2, 1), (8, 2, 3)]
+    narrow += [(16, 2, 1), (8, 1, 1), (8, 1, 3), (16, 1, 3)]
+    wide = [(2, 4, 1), (4, 4, 1), (8, 4, 1), (4, 2, 1), (8, 2, 1), (4, 2, 3), (8, 2, 3)]
+    wide += [(4, 4, 2), (4, 4, 3), (2, 8, 1), (4, 8, 1), (2, 16, 1), (4, 16, 1), (8, 1, 3)]
+    for shape in SHAPES:
+        for rows, warps, stages in narrow if shape[2] == 4096 else wide:
+            config = GemvConfig(rows, warps, stages)
+            yield Case(*shape, 1, f"gemv {rows}/{warps}/{stages}", partial(one_row, config))
+        for rows, warps, stages in ((64, 4, 2), (64, 4, 3), (64, 4, 5), (128, 4, 3), (128, 8, 3)):
+            for parts in (1, 2, 4, 8, 16):
+                tiles = parts * shape[1] // rows
+                if (tiles < 128 and parts < 16) or (tiles > 3200 and parts > 1):
+                    continue
+                for num_rows in (8, 64):
+                    config = GemmConfig(rows, max(16, num_rows), parts, warps, stages)
+                    label = f"gemm {rows}/{warps}/{stages} x{parts}"
+                    yield Case(*shape, num_rows, label, partial(several_rows, config))
+
+
+def graph_us(calls: list[Callable[[], object]], repeats: int = 7) -> float:
+    """Median device time of one call, replaying all of them in one graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls[0]()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                call()
+        times = []
+        for _ in range(repeats):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record(stream)
+            graph.replay()
+            end.record(stream)
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1e3 / len(calls))
+    return sorted(times[1:])[len(times[1:]) // 2]
+
+
+def measure(cases: list[Case]) -> list[dict[str, object]]:
+    """One record a case, and one for cuBLAS per shape and number of rows."""
+    found: list[dict[str, object]] = []
+    for shape in dict.fromkeys((case.type, case.rows, case.width) for case in cases):
+        ours = [case for case in cases if (case.type, case.rows, case.width) == shape]
+        first = random_planes(*shape)
+        copies = math.ceil(COLD_BYTES / first.nbytes()) if first.nbytes() < COLD_BYTES else 2
+        matrices = [first] + [random_planes(*shape) for _ in range(copies - 1)]
+        weight = dequantise(first)
+        dense = [torch.randn_like(weight, dtype=torch.bfloat16) for _ in range(max(2, copies // 3))]
+        for num_rows in sorted({case.num_rows for case in ours}):
+            x = torch.randn(num_rows, shape[2], device=DEVICE).bfloat16()
+            out = torch.empty(num_rows, shape[1], dtype=torch.bfloat16, device=DEVICE)
+            expected = F.linear(x.float(), weight)
+            head = {"type": shape[0], "out": shape[1], "in": shape[2], "x_rows": num_rows}
+            us = graph_us([partial(F.linear, x, matrix) for matrix in dense])
+            found.append({**head, "label": "cuBLAS bf16", "us": us, "error": 0.0, "bound": 0.0})
+            for case in ours:
+                if case.num_rows != num_rows:
+                    continue
+                out.fill_(float("nan"))
+                case.run(first, x, out)
+                error = float((out.float() - expected).norm() / expected.norm())
+                us = graph_us([partial(case.run, planes, x, out) for planes in matrices])
+                bound = first.nbytes() / CEILING * 1e6
+                found.append(
+                    {**head, "label": case.label, "us": us, "error": error, "bound": bound}
+                )
+    return found
+
+
+def _compile(cases: list[Case]) -> None:
+    """Runs each case once on few rows, so that its kernels are in Triton's cache."""
+    for case in cases:
+        planes = random_planes(case.type, 1024, case.width)
+        x = torch.randn(case.num_rows, case.width, device=DEVICE).bfloat16()
+        case.run(planes, x, x.new_empty(case.num_rows, 1024))
+    torch.cuda.synchronize()
+
+
+def compile_all(cases: list[Case], processes: int) -> None:
+    shares = [cases[i::processes] for i in range(processes)]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.map(_compile, shares)
+
+
+def report(found: list[dict[str, object]]) -> None:
+    print("| type | out x in | rows | kernel | us | share of bound | error |")
+    print("|---|---|---|---|---|---|---|")
+    for row in found:
+        share = f"{row['bound'] / row['us']:.0%}" if row["bound"] else "-"
+        print(
+            f"| {row['type']} | {row['out']}x{row['in']} | {row['x_rows']} | {row['label']}"
+            f" | {row['us']:.1f} | {share} | {row['error']:.0e} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--processes", type=int, default=1, help="that compile beforehand")
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    torch.set_grad_enabled(False)
+    cases = list(default_cases()) + (list(sweep_cases()) if args.sweep else [])
+    if args.processes > 1:
+        compile_all(cases, args.processes)
+    found = measure(cases)
+    if args.json:
+        Path(args.json).write_text(json.dumps(found))
+    report(found)
+
+
+if __name__ == "__main__":
+    main()

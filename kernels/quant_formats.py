@@ -1,0 +1,258 @@
+"""GGUF's quantised blocks as planes: the same bytes, arranged so that a GPU loads them wide.
+
+A weight is ``scale * q + bias`` with q an unsigned field of 4, 5, 6 or 8 bits. A row of a matrix
+is cut into units of four 32-bit words. Field j of word i of a unit holds weight ``4 * j + i`` of
+the unit, so that a thread that loads one unit (16 bytes) needs four neighbouring activations for
+each j. The 5th and 6th bits lie in a plane of their own, a byte or two per word, in an order that
+lets one shift place the bits of two fields at once (see ``QuantType.high_bits``).
+Block layouts: github.com/ggml-org/ggml src/ggml-common.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class QuantType:
+    """block: weights of one GGUF block, ``block_bytes`` long.
+
+    field_bits: of a field in the ``low`` plane. high_bits: more bits per field, in the ``high``
+    plane. group: weights that share a scale.
+    """
+
+    name: str
+    block: int
+    block_bytes: int
+    field_bits: int
+    high_bits: int
+    group: int
+
+    @property
+    def slots(self) -> int:
+        """Fields in a 32-bit word."""
+        return 32 // self.field_bits
+
+    @property
+    def unit(self) -> int:
+        """Weights in four words."""
+        return 4 * self.slots
+
+
+TYPES = {
+    kind.name: kind
+    for kind in (
+        QuantType("Q4_0", 32, 18, 4, 0, 32),
+        QuantType("Q4_1", 32, 20, 4, 0, 32),
+        QuantType("Q8_0", 32, 34, 8, 0, 32),
+        QuantType("Q4_K", 256, 144, 4, 0, 32),
+        QuantType("Q5_K", 256, 176, 4, 1, 32),
+        QuantType("Q6_K", 256, 210, 4, 2, 16),
+    )
+}
+"""The types with kernels; matrices of any other are dequantised when they are loaded."""
+
+
+@dataclass(frozen=True)
+class Planes:
+    """One matrix [rows, in_features] of one type. A type that lacks a plane has it empty.
+
+    low: [rows, in_features / slots] int32. high: [rows, in_features / slots] uint8 (1 high bit)
+    or int16 (2).
+    scales: per group of weights. Q4_0, Q8_0: fp16 d. Q4_1: int32, fp16 d below fp16 m.
+        Q4_K, Q5_K: uint8, the 6-bit scale below the 2 low bits of the minimum. Q6_K: int8.
+    minima: Q4_K, Q5_K: [rows, in_features / 64] uint8, the 4 high bits of two groups' minima.
+    supers: per 256 weights. Q4_K, Q5_K: int32, fp16 d below fp16 dmin. Q6_K: fp16 d.
+    """
+
+    type: QuantType
+    low: torch.Tensor
+    high: torch.Tensor
+    scales: torch.Tensor
+    minima: torch.Tensor
+    supers: torch.Tensor
+
+    @property
+    def rows(self) -> int:
+        return self.low.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.low.shape[1] * self.type.slots
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.low, self.high, self.scales, self.minima, self.supers
+
+    def nbytes(self) -> int:
+        return sum(plane.nbytes for plane in self.tensors())
+
+
+def pack(name: str, raw: torch.Tensor) -> Planes:
+    """Repack the rows of a GGUF matrix, on their device.
+
+    raw: [rows, row_bytes] uint8, as in the file. Raises ValueError for a type without kernels or
+    rows that are not whole blocks.
+    """
+    kind = TYPES.get(name)
+    if kind is None:
+        raise ValueError(f"quant type {name} has no kernels; those with: {', '.join(TYPES)}")
+    rows, row_bytes = raw.shape
+    if row_bytes % kind.block_bytes:
+        raise ValueError(
+            f"{name} rows of {row_bytes} bytes are not whole blocks of {kind.block_bytes}"
+        )
+    blocks = raw.reshape(rows, -1, kind.block_bytes)
+    planes = [plane.reshape(rows, -1) for plane in _SPLITTERS[name](blocks)]
+    return Planes(kind, *planes)
+
+
+def stack(parts: Sequence[Planes]) -> Planes:
+    """Matrices of one type and width, one above the other."""
+    if len(parts) == 1:
+        return parts[0]
+    planes = zip(*(part.tensors() for part in parts), strict=True)
+    return Planes(parts[0].type, *(torch.cat(same) for same in planes))
+
+
+def dequantise(planes: Planes) -> torch.Tensor:
+    """[rows, in_features] float32, bit for bit what gguf-py gives for the same blocks."""
+    q = _fields(planes).float()
+    scale, bias = _scales(planes)
+    group = planes.type.group
+    return q * scale.repeat_interleave(group, 1) + bias.repeat_interleave(group, 1)
+
+
+# --- from blocks to planes: each returns (low, high, scales, minima, supers) ------------------
+
+
+def _q4_0(blocks: torch.Tensor) -> list[torch.Tensor]:
+    d, q = _half(blocks, 0), _nibbles(blocks[..., 2:], 16)
+    return [_words(q), _none(q), d, _none(q), _none(q)]
+
+
+def _q4_1(blocks: torch.Tensor) -> list[torch.Tensor]:
+    q = _nibbles(blocks[..., 4:], 16)
+    return [_words(q), _none(q), _view(blocks[..., :4], torch.int32), _none(q), _none(q)]
+
+
+def _q8_0(blocks: torch.Tensor) -> list[torch.Tensor]:
+    q = (blocks[..., 2:] ^ 0x80).unflatten(-1, (2, 4, 4))  # unit, slot, word
+    low = _view(q.transpose(-1, -2), torch.int32)
+    return [low, _none(q), _half(blocks, 0), _none(q), _none(q)]
+
+
+def _q4_k(blocks: torch.Tensor) -> list[torch.Tensor]:
+    q = _nibbles(blocks[..., 16:], 32)
+    return [_words(q), _none(q), *_k_scales(blocks)]
+
+
+def _q5_k(blocks: torch.Tensor) -> list[torch.Tensor]:
+    bits = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
+    top = (blocks[..., None, 16:48] >> bits) & 1  # group of 32, weight
+    by_word = top.unflatten(-1, (4, 2, 4))  # pair, odd, word
+    weights = torch.tensor([[1, 16], [2, 32], [4, 64], [8, 128]], device=blocks.device)
+    high = (by_word * weights.to(torch.uint8)[..., None]).sum((-3, -2), dtype=torch.uint8)
+    return [_words(_nibbles(blocks[..., 48:], 32)), high, *_k_scales(blocks)]
+
+
+def _q6_k(blocks: torch.Tensor) -> list[torch.Tensor]:
+    low, top = blocks[..., :128].unflatten(-1, (2, 1, 64)), blocks[..., 128:192]
+    q = torch.cat((low & 15, low >> 4), -2).reshape(*blocks.shape[:2], 8, 32)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
+    top = (top.unflatten(-1, (2, 1, 32)) >> shifts) & 3
+    by_word = top.reshape(*blocks.shape[:2], 8, 2, 2, 2, 4)  # group of 32, half, byte, odd, word
+    weights = torch.tensor([[1, 16], [4, 64]], dtype=torch.uint8, device=blocks.device)
+    by_word = by_word * weights[:, None, :, None]
+    high = by_word.sum((-4, -2), dtype=torch.uint8).transpose(-1, -2)
+    scales = blocks[..., 192:208].contiguous().view(torch.int8)
+    return [_words(q), _view(high, torch.int16), scales, _none(q), _half(blocks, 208)]
+
+
+_SPLITTERS: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+
+
+def _view(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes as little-endian ``dtype``; the last dimension shrinks."""
+    return data.contiguous().view(dtype)
+
+
+def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    return _view(blocks[..., start : start + 2], torch.float16)
+
+
+def _none(like: torch.Tensor) -> torch.Tensor:
+    return like.new_empty(like.shape[0], 0, dtype=torch.uint8)
+
+
+def _nibbles(packed: torch.Tensor, run: int) -> torch.Tensor:
+    """GGUF's order: of ``run`` bytes, first the low nibbles, then the high. [..., groups, 32]."""
+    runs = packed.unflatten(-1, (-1, 1, run))
+    return torch.cat((runs & 15, runs >> 4), -2).reshape(*packed.shape[:-1], -1, 32)
+
+
+def _words(q: torch.Tensor) -> torch.Tensor:
+    """[..., 32] nibbles to [..., 4] int32: nibble j of word i is number 4 * j + i."""
+    pairs = q.unflatten(-1, (4, 2, 4))  # byte of the word, nibble of the byte, word
+    packed = pairs[..., 0, :] | (pairs[..., 1, :] << 4)
+    return _view(packed.transpose(-1, -2), torch.int32)
+
+
+def _k_scales(blocks: torch.Tensor) -> list[torch.Tensor]:
+    """(scales, minima, supers) of a Q4_K or Q5_K block, whose bytes 4..16 hold 8 6-bit pairs."""
+    first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scale = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), -1)
+    least = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), -1)
+    top = (least >> 2).unflatten(-1, (4, 2))
+    return [
+        scale | ((least & 3) << 6),
+        top[..., 0] | (top[..., 1] << 4),
+        _view(blocks[..., :4], torch.int32),
+    ]
+
+
+# --- from planes to numbers ------------------------------------------------------------------
+
+
+def _fields(planes: Planes) -> torch.Tensor:
+    """[rows, in_features] int32, every unsigned q in order."""
+    kind, low = planes.type, planes.low.unflatten(-1, (-1, 1, 4))
+    slot = torch.arange(kind.slots, dtype=torch.int32, device=low.device)[:, None]
+    q = (low >> (slot * kind.field_bits)) & ((1 << kind.field_bits) - 1)
+    if kind.high_bits:
+        high = planes.high.to(torch.int32).unflatten(-1, (-1, 1, 4))
+        at = slot % 2 * 4 + slot // 2
+        if kind.high_bits == 2:
+            at = slot % 4 * 4 + slot // 4 * 2
+        q = q | (((high >> at) & ((1 << kind.high_bits) - 1)) << 4)
+    return q.flatten(1)
+
+
+def _scales(planes: Planes) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scale, bias) of every group, [rows, groups] float32."""
+    name, scales = planes.type.name, planes.scales
+    if name in ("Q4_0", "Q8_0"):
+        d = scales.float()
+        return d, d * (-8.0 if name == "Q4_0" else -128.0)
+    if name == "Q4_1":
+        d, m = scales.view(torch.float16).unflatten(-1, (-1, 2)).float().unbind(-1)
+        return d, m
+    if name == "Q6_K":
+        d = scales.float() * planes.supers.float().repeat_interleave(16, 1)
+        return d, d * -32.0
+    d, dmin = planes.supers.view(torch.float16).unflatten(-1, (-1, 2)).float().unbind(-1)
+    halves = torch.stack((planes.minima & 15, planes.minima >> 4), -1).flatten(1)
+    least = (scales >> 6) | (halves << 2)
+    return (
+        d.repeat_interleave(8, 1) * (scales & 63).float(),
+        -dmin.repeat_interleave(8, 1) * least.float(),
+    )

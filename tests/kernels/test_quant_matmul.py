@@ -1,0 +1,157 @@
+"""GGUF blocks repacked, multiplied and written out, against gguf-py's dequantisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from pkvchat.kernels import quant_linear
+from pkvchat.kernels.quant_dequantise_triton import dequantise_rows, lookup_rows
+from pkvchat.kernels.quant_formats import TYPES, dequantise, pack, stack
+from pkvchat.kernels.quant_gemm_triton import GemmConfig, gemm
+from pkvchat.kernels.quant_gemv_triton import GemvConfig, gemv
+from pkvchat.kernels.quant_linear import GEMM_LIMIT, QuantLinear
+
+HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+
+
+def random_rows(name: str, rows: int, width: int, seed: int = 0) -> torch.Tensor:
+    """Blocks of random bits but for the fp16 scales, which are finite and of either sign."""
+    kind, rng = TYPES[name], np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (rows, width // kind.block, kind.block_bytes), dtype=np.uint8)
+    for start in HALVES[name]:
+        scale = rng.normal(0, 0.01, (*raw.shape[:2], 1)).astype(np.float16)
+        raw[..., start : start + 2] = scale.view(np.uint8)
+    return torch.from_numpy(raw.reshape(rows, -1))
+
+
+def reference(name: str, raw: torch.Tensor) -> torch.Tensor:
+    from gguf import quants
+    from gguf.constants import GGMLQuantizationType
+
+    return torch.from_numpy(quants.dequantize(raw.numpy(), GGMLQuantizationType[name]))
+
+
+def error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    """NaN where anything was left unwritten."""
+    return float((out.cpu().double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_repacked_blocks_keep_every_bit_and_byte(name):
+    raw = random_rows(name, 7, 1024)
+    planes = pack(name, raw)
+    assert planes.nbytes() == raw.nbytes
+    assert (planes.rows, planes.in_features) == (7, 1024)
+    assert torch.equal(dequantise(planes), reference(name, raw))
+
+
+def test_repacks_what_gguf_quantised():
+    from gguf import quants
+    from gguf.constants import GGMLQuantizationType
+
+    weights = np.random.default_rng(1).normal(size=(5, 96)).astype(np.float32)
+    for name in ("Q4_0", "Q4_1", "Q8_0"):
+        raw = torch.from_numpy(quants.quantize(weights, GGMLQuantizationType[name]))
+        assert torch.equal(dequantise(pack(name, raw)), reference(name, raw))
+
+
+def test_stacked_matrices_are_one_above_the_other():
+    one, two = (random_rows("Q5_K", rows, 512, seed=rows) for rows in (3, 4))
+    both = stack([pack("Q5_K", one), pack("Q5_K", two)])
+    assert torch.equal(dequantise(both), reference("Q5_K", torch.cat((one, two))))
+
+
+def test_refuses_what_it_cannot_repack():
+    with pytest.raises(ValueError, match=r"Q5_0 has no kernels; those with: Q4_0, .*Q6_K"):
+        pack("Q5_0", torch.zeros(2, 22, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="20 bytes are not whole blocks of 18"):
+        pack("Q4_0", torch.zeros(2, 20, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("width", [768, 1024])  # a tail of the walk, and none
+@pytest.mark.parametrize("name", TYPES)
+def test_one_row(triton_device, name, width):
+    raw, x, bias = random_rows(name, 13, width), torch.randn(width).half(), torch.randn(13)
+    out = torch.full((13,), float("nan"), device=triton_device)
+    planes = pack(name, raw.to(triton_device))
+    config = GemvConfig(rows=4, warps=1)
+    gemv(planes, x.to(triton_device), out, bias.to(triton_device), config)
+    assert error(out, reference(name, raw).double() @ x.double() + bias) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "config", "dtype"),
+    [
+        (2, GemmConfig(rows=32, x_rows=16, parts=1, warps=2), torch.float32),
+        (5, GemmConfig(rows=64, x_rows=16, parts=2, warps=4), torch.float16),
+        (21, GemmConfig(rows=32, x_rows=16, parts=3, warps=1), torch.float16),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", TYPES)
+def test_several_rows(triton_device, name, num_rows, config, dtype):
+    raw = random_rows(name, 37, 768)
+    x, bias = torch.randn(num_rows, 768).to(dtype), torch.randn(37)
+    whole = torch.full((num_rows, 40), float("nan"), device=triton_device)
+    planes = pack(name, raw.to(triton_device))
+    gemm(planes, x.to(triton_device), whole[:, 2:39], bias.to(triton_device), config)
+    expected = x.double() @ reference(name, raw).double().T + bias
+    assert error(whole[:, 2:39], expected) < (1e-6 if dtype == torch.float32 else 4e-4)
+    assert whole[:, [0, 1, 39]].isnan().all()
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_writes_rows_out(triton_device, name):
+    raw = random_rows(name, 37, 768)
+    planes, expected = pack(name, raw.to(triton_device)), reference(name, raw)
+    out = torch.full((20, 768), float("nan"), device=triton_device)
+    dequantise_rows(planes, 17, out)
+    assert torch.equal(out.cpu(), expected[17:])
+    ids = torch.tensor([36, 0, 5, 5])
+    out = torch.full((4, 768), float("nan"), dtype=torch.float16, device=triton_device)
+    lookup_rows(planes, ids.to(triton_device), out)
+    assert torch.equal(out.cpu(), expected[ids].half())
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 3, GEMM_LIMIT + 1])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear_stacks_mixed_types(triton_device, monkeypatch, num_rows, with_bias):
+    monkeypatch.setattr(quant_linear, "SCRATCH_BYTES", 768 * 4 * 10)  # several slices
+    raws = [("Q4_K", random_rows("Q4_K", 24, 768, 1)), ("Q4_K", random_rows("Q4_K", 8, 768, 2))]
+    raws.append(("Q6_K", random_rows("Q6_K", 9, 768, 3)))
+    bias = torch.randn(41) if with_bias else None
+    parts = [(name, raw.to(triton_device)) for name, raw in raws]
+    linear = QuantLinear(parts, 768, None if bias is None else bias.to(triton_device))
+    assert len(linear.parts) == 2
+    assert linear.nbytes() == sum(raw.nbytes for _, raw in raws) + (164 if with_bias else 0)
+    x = torch.randn(num_rows, 768)
+    out = linear(x.to(triton_device))
+    weight = torch.cat([reference(name, raw) for name, raw in raws]).double()
+    expected = x.double() @ weight.T + (0 if bias is None else bias)
+    assert out.shape == (num_rows, 41)
+    assert out.dtype == torch.float32
+    if num_rows:
+        assert error(out, expected) < 1e-6
+
+
+def test_linear_is_the_same_every_time(triton_device):
+    linear = QuantLinear([("Q4_K", random_rows("Q4_K", 64, 1024).to(triton_device))], 1024)
+    x = torch.randn(4, 1024, device=triton_device).half()
+    for rows in (1, 4):
+        assert torch.equal(linear(x[:rows]), linear(x[:rows]))
+
+
+def test_linear_as_an_embedding(triton_device):
+    raw = random_rows("Q8_0", 50, 96)
+    linear = QuantLinear([("Q8_0", raw.to(triton_device))], 96)
+    rows = linear.rows(torch.tensor([7, 49], device=triton_device), torch.float32)
+    assert torch.equal(rows.cpu(), reference("Q8_0", raw)[[7, 49]])
+
+
+def test_linear_refuses_another_width():
+    with pytest.raises(ValueError, match="Q4_0 rows of 64 weights, not 96"):
+        QuantLinear([("Q4_0", random_rows("Q4_0", 2, 64))], 96)
