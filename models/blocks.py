@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from pkvchat.kernels.activation import silu_mul
+from pkvchat.kernels.activation import gelu_tanh_mul, silu_mul
+from pkvchat.kernels.norm import rms_norm
 from pkvchat.kernels.rope import apply_rope
 
 from .causal_lm import Attend
-from .config import ModelConfig
+from .config import ExpertConfig, ModelConfig
 from .weights import WeightReader
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin, each [N, rotary_dim / 2]
+ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
 class Attention:
@@ -17,32 +21,76 @@ class Attention:
 
     def __init__(self, layer: int, config: ModelConfig, weights: WeightReader) -> None:
         self.layer, self.config = layer, config
-        name = f"blk.{layer}.attn"
+        name, hidden = f"blk.{layer}.attn", config.hidden_size
         qkv = {f"{name}_q": config.q_size, f"{name}_k": config.kv_size, f"{name}_v": config.kv_size}
-        self.qkv = weights.linear(qkv, config.hidden_size)
-        self.output = weights.linear({f"{name}_output": config.hidden_size}, config.q_size)
-        self.rotated = config.num_qo_heads + config.num_kv_heads
+        if config.fused_weights:
+            qkv = {f"{name}_qkv": sum(qkv.values())}
+        self.qkv = weights.linear(qkv, hidden, bias=config.qkv_bias)
+        self.output = weights.linear(
+            {f"{name}_output": hidden}, config.q_size, bias=config.output_bias
+        )
+        if config.qk_norm:
+            self.q_norm = weights.vector(f"{name}_q_norm.weight", config.head_dim)
+            self.k_norm = weights.vector(f"{name}_k_norm.weight", config.head_dim)
 
-    def __call__(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
-    ) -> torch.Tensor:
-        """x: [N, hidden_size], normed; cos, sin: [N, rotary_dim / 2]."""
-        qkv = self.qkv(x).view(x.shape[0], -1, self.config.head_dim)
-        # Q and K lie side by side, so one call rotates both.
-        qk = apply_rope(qkv[:, : self.rotated], cos, sin)
-        q, k = qk[:, : self.config.num_qo_heads], qk[:, self.config.num_qo_heads :]
-        attended = attend(self.layer, q, k, qkv[:, self.rotated :])
+    def __call__(self, x: torch.Tensor, rotation: Rotation | None, attend: Attend) -> torch.Tensor:
+        """x: [N, hidden_size], normed; rotation: None for a layer without rope."""
+        config, heads = self.config, self.config.num_qo_heads
+        qkv = self.qkv(x).view(x.shape[0], -1, config.head_dim)
+        # Q and K lie side by side, so that one call rotates both.
+        qk, v = qkv[:, : -config.num_kv_heads], qkv[:, -config.num_kv_heads :]
+        if config.qk_norm:
+            q = rms_norm(qk[:, :heads], self.q_norm, config.rms_norm_eps)
+            k = rms_norm(qk[:, heads:], self.k_norm, config.rms_norm_eps)
+            qk = torch.cat((q, k), dim=1)
+        if rotation is not None:
+            qk = apply_rope(qk, *rotation)
+        attended = attend(self.layer, qk[:, :heads], qk[:, heads:], v)
         return self.output(attended.reshape(x.shape[0], -1))
 
 
 class FeedForward:
-    """SwiGLU; gate and up come from one product."""
+    """A gated feed-forward; gate and up come from one product."""
 
     def __init__(self, layer: int, config: ModelConfig, weights: WeightReader) -> None:
-        name, ffn = f"blk.{layer}.ffn", config.intermediate_size
-        self.gate_up = weights.linear({f"{name}_gate": ffn, f"{name}_up": ffn}, config.hidden_size)
-        self.down = weights.linear({f"{name}_down": config.hidden_size}, ffn)
+        name, hidden, ffn = f"blk.{layer}.ffn", config.hidden_size, config.intermediate_size
+        gate_up = {f"{name}_gate": ffn, f"{name}_up": ffn}
+        if config.fused_weights:
+            gate_up = {f"{name}_up": 2 * ffn}
+        self.gate_up = weights.linear(gate_up, hidden)
+        self.down = weights.linear({f"{name}_down": hidden}, ffn)
+        self.activation = ACTIVATIONS[config.activation]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [N, hidden_size], normed."""
-        return self.down(silu_mul(self.gate_up(x)))
+        return self.down(self.activation(self.gate_up(x)))
+
+
+class RoutedFeedForward:
+    """A mixture of experts: each token goes to a few, weighted by the router's softmax."""
+
+    def __init__(
+        self, layer: int, config: ModelConfig, experts: ExpertConfig, weights: WeightReader
+    ) -> None:
+        name, hidden, ffn = f"blk.{layer}.ffn", config.hidden_size, experts.intermediate_size
+        self.config = experts
+        self.router = weights.linear({f"{name}_gate_inp": experts.count}, hidden)
+        self.gates = weights.experts(f"{name}_gate_exps", experts.count, ffn, hidden)
+        self.ups = weights.experts(f"{name}_up_exps", experts.count, ffn, hidden)
+        self.downs = weights.experts(f"{name}_down_exps", experts.count, hidden, ffn)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [N, hidden_size], normed."""
+        shares = self.router(x).softmax(dim=-1, dtype=torch.float32)
+        shares, chosen = shares.topk(self.config.per_token, dim=-1)
+        if self.config.normalise:
+            shares = shares / shares.sum(dim=-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for expert in torch.unique(chosen).tolist():
+            rows, slot = torch.where(chosen == expert)
+            given = x[rows]
+            both = torch.cat((self.gates[expert](given), self.ups[expert](given)), dim=-1)
+            result = self.downs[expert](self.activation(both))
+            out.index_add_(0, rows, result * shares[rows, slot, None].to(x.dtype))
+        return out

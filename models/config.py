@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding. ``scaling`` holds the checkpoint's own rope-scaling entry, if any."""
+    """Rotary embedding. ``scaling``: a ``rope_scaling`` entry in transformers' words, if any."""
 
     theta: float = 10000.0
     rotary_dim: int = 0  # 0: the whole head
@@ -16,8 +16,34 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class LayerConfig:
+    """What differs between layers. window: keys a query sees, 0 for all. rope: which of the
+    model's, None for no rotation.
+    """
+
+    window: int = 0
+    rope: int | None = 0
+
+
+@dataclass(frozen=True)
+class ExpertConfig:
+    """A routed feed-forward. normalise: whether the chosen experts' shares are made to sum to 1."""
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    normalise: bool
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """The shape shared by every decoder-only architecture here; family-only fields in ``extra``."""
+    """The shape of every decoder-only architecture here.
+
+    layers: one entry a layer; () where all are as LayerConfig's defaults.
+    attention_scale: multiplies q.k; 0 means 1/sqrt(head_dim). softcap, logit_softcap: 0 for none.
+    qk_norm: RMS norm of each head's Q and K. post_norms: norms after attention and feed-forward.
+    fused_weights: the checkpoint itself holds QKV as one tensor, and gate with up.
+    """
 
     architecture: str
     vocab_size: int
@@ -29,9 +55,20 @@ class ModelConfig:
     head_dim: int
     context_length: int
     rms_norm_eps: float
-    rope: RopeConfig = field(default_factory=RopeConfig)
+    ropes: tuple[RopeConfig, ...] = field(default_factory=lambda: (RopeConfig(),))
+    layers: tuple[LayerConfig, ...] = ()
     tie_embeddings: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    attention_scale: float = 0.0
+    softcap: float = 0.0
+    logit_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    fused_weights: bool = False
+    experts: ExpertConfig | None = None
 
     @property
     def q_size(self) -> int:
@@ -42,3 +79,6 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Width of all KV heads together."""
         return self.num_kv_heads * self.head_dim
+
+    def layer(self, index: int) -> LayerConfig:
+        return self.layers[index] if self.layers else LayerConfig()

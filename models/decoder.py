@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pkvchat.kernels.batch import LayerSpec
 from pkvchat.kernels.norm import add_rms_norm, rms_norm
 
-from .blocks import Attention, FeedForward
+from .blocks import Attention, FeedForward, RoutedFeedForward
 from .causal_lm import Attend
 from .config import ModelConfig
 from .rope import Rope
@@ -16,26 +16,43 @@ from .weights import WeightReader
 
 
 class DecoderLayer:
-    """Norm, attention, norm, feed-forward, each added to the residual stream."""
+    """Norm, attention, norm, feed-forward; the norms after each block only some families have."""
 
     def __init__(self, index: int, config: ModelConfig, weights: WeightReader) -> None:
-        hidden = config.hidden_size
-        self.attention_norm = weights.vector(f"blk.{index}.attn_norm.weight", hidden)
+        def norm(name: str) -> torch.Tensor:
+            return weights.vector(f"blk.{index}.{name}.weight", config.hidden_size)
+
+        self.rope = config.layer(index).rope
+        self.attention_norm = norm("attn_norm")
         self.attention = Attention(index, config, weights)
-        self.feed_forward_norm = weights.vector(f"blk.{index}.ffn_norm.weight", hidden)
-        self.feed_forward = FeedForward(index, config, weights)
+        self.attention_post_norm = norm("post_attention_norm") if config.post_norms else None
+        self.feed_forward_norm = norm("ffn_norm")
+        self.feed_forward = (
+            RoutedFeedForward(index, config, config.experts, weights)
+            if config.experts
+            else FeedForward(index, config, weights)
+        )
+        self.feed_forward_post_norm = norm("post_ffw_norm") if config.post_norms else None
 
 
 class Decoder:
     """Implements CausalLM."""
 
-    def __init__(self, config: ModelConfig, weights: WeightReader) -> None:
+    def __init__(self, config: ModelConfig, weights: WeightReader, context: int = 0) -> None:
+        """context: tokens in a sequence at most, for rope scalings; 0 is the model's own limit."""
         self.config, self.device, self.dtype = config, weights.device, weights.dtype
-        self.layer_specs = [LayerSpec(config.head_dim**-0.5)] * config.num_layers
-        vocabulary = {"token_embd": config.vocab_size}
-        self.embedding = weights.linear(vocabulary, config.hidden_size)
-        self.rope = Rope(config.rope, config.head_dim, weights.device)
-        self.layers = [DecoderLayer(i, config, weights) for i in range(config.num_layers)]
+        scale = config.attention_scale or config.head_dim**-0.5
+        layers = range(config.num_layers)
+        self.layer_specs = [
+            LayerSpec(scale, config.layer(i).window, config.softcap) for i in layers
+        ]
+        longest = context or config.context_length
+        self.ropes = [
+            Rope(rope, config.head_dim, config.context_length, longest, weights.device)
+            for rope in config.ropes
+        ]
+        self.embedding = weights.linear({"token_embd": config.vocab_size}, config.hidden_size)
+        self.layers = [DecoderLayer(i, config, weights) for i in layers]
         self.output_norm = weights.vector("output_norm.weight", config.hidden_size)
         self.output = (
             self.embedding
@@ -54,17 +71,27 @@ class Decoder:
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
         """See CausalLM.forward."""
-        eps = self.config.rms_norm_eps
+        eps, scale = self.config.rms_norm_eps, self.config.embedding_scale
         residual = F.embedding(token_ids, self.embedding.weight).to(self.dtype)
-        cos, sin = self.rope(positions, self.dtype)
+        if scale != 1.0:
+            residual = residual * torch.tensor(scale, dtype=self.dtype)
+        rotations = [rope(positions, self.dtype) for rope in self.ropes]
         update = torch.zeros_like(residual)
         for layer in self.layers:
             x, residual = add_rms_norm(update, residual, layer.attention_norm, eps)
-            update = layer.attention(x, cos, sin, attend)
+            rotation = None if layer.rope is None else rotations[layer.rope]
+            update = layer.attention(x, rotation, attend)
+            if layer.attention_post_norm is not None:
+                update = rms_norm(update, layer.attention_post_norm, eps)
             x, residual = add_rms_norm(update, residual, layer.feed_forward_norm, eps)
             update = layer.feed_forward(x)
+            if layer.feed_forward_post_norm is not None:
+                update = rms_norm(update, layer.feed_forward_post_norm, eps)
         last = (residual + update)[logit_rows]
-        return self.output(rms_norm(last, self.output_norm, eps)).float()
+        logits = self.output(rms_norm(last, self.output_norm, eps)).float()
+        if cap := self.config.logit_softcap:
+            logits = cap * torch.tanh(logits / cap)
+        return logits
 
     def nbytes(self) -> int:
         """Bytes of weights held."""

@@ -15,6 +15,9 @@ from .registry import by_gguf_architecture
 from .vocabulary import Vocabulary
 from .weights import Shape
 
+# Small tensors that are configuration rather than weights.
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
 
 class GgufCheckpoint:
     """Implements Checkpoint. Raises ModelError for whatever is damaged or not supported."""
@@ -22,12 +25,11 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = GgufFile(path)
-        self.metadata = Metadata(path, self.file.metadata)
-        self.shapes: dict[str, Shape] = {
-            name: tensor.shape
-            for name, tensor in self.file.tensors.items()
-            if name != "rope_freqs.weight"
+        self.shapes: dict[str, Shape] = {n: t.shape for n, t in self.file.tensors.items()}
+        rope_factors = {
+            name: self._values(name) for name in ROPE_FACTORS if self.shapes.pop(name, None)
         }
+        self.metadata = Metadata(path, self.file.metadata | rope_factors)
         self.family = by_gguf_architecture(self.metadata)
         if len(self.shapes.get("token_embd.weight", ())) != 2:
             raise ModelError(f"{path}: tensor 'token_embd.weight' is missing: fetch the file again")
@@ -35,6 +37,12 @@ class GgufCheckpoint:
 
     def vocabulary(self) -> Vocabulary:
         return read_vocabulary(self.metadata)
+
+    def _values(self, name: str) -> list[float]:
+        out = torch.empty(self.file.tensors[name].shape)
+        self.file.read_into(name, out)
+        values: list[float] = out.flatten().tolist()
+        return values
 
     def nbytes(self, name: str) -> int:
         return self.file.tensors[name].nbytes

@@ -210,7 +210,8 @@ class GgufFile:
             out.copy_(values if rows is None else values[torch.from_numpy(rows)])
             return
         width = tensor.shape[-1]
-        raw, out = raw.reshape(-1, raw.size // (out.numel() // width)), out.view(-1, width)
+        out = out.view(-1, width)
+        raw = raw.reshape(len(out), -1)
 
         def convert(start: int) -> None:
             part = slice(start, start + step)

@@ -47,12 +47,16 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype | None = None,
     linear_types: Callable[[], LinearTypes] | LinearTypes | None = None,
+    context: int = 0,
+    memory: int | None = None,
     progress: Progress = _silent,
 ) -> LoadedModel:
     """name: see ``hub.resolve``. dtype: of activations; None is float32 on CPU, bfloat16 on CUDA.
 
     linear_types: how matrices are kept and multiplied; None keeps them all in ``dtype``.
-    progress: called with (stage, done, total), often. Raises ModelError.
+    context: tokens in a sequence at most; 0 is the model's own limit. memory: bytes free on the
+    device; a model whose weights need more is refused. progress: called with (stage, done, total),
+    often. Raises ModelError.
     """
     path = resolve(name, progress)
     checkpoint = open_checkpoint(path)
@@ -68,16 +72,29 @@ def load_model(
     if dtype is None:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     types = linear_types() if callable(linear_types) else linear_types
-    reader = WeightReader(checkpoint, device, dtype, types or LinearTypes.uniform(dtype), progress)
+    types = types or LinearTypes.uniform(dtype)
+    needed = weight_bytes(checkpoint, types.weight)
+    if memory is not None and needed > memory:
+        raise ModelError(
+            f"{path}: the weights need {needed / 1e9:.1f} GB on {device} as"
+            f" {str(types.weight).removeprefix('torch.')}, {memory / 1e9:.1f} GB are free:"
+            " choose a smaller model"
+        )
+    reader = WeightReader(checkpoint, device, dtype, types, progress)
     return LoadedModel(
         name=name or path.stem,
-        model=Decoder(checkpoint.config, reader),
+        model=Decoder(checkpoint.config, reader, context),
         num_parameters=sum(math.prod(shape) for shape in checkpoint.shapes.values()),
         tokenizer=tokenizer,
         template=template,
         stop_ids=vocabulary.stop_ids,
         notes=(template.fallback_note,) if template.fallback_note else (),
     )
+
+
+def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Bytes that the weights take once they are loaded as ``dtype``."""
+    return sum(math.prod(shape) for shape in checkpoint.shapes.values()) * dtype.itemsize
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

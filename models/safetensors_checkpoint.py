@@ -19,7 +19,9 @@ from .registry import by_model_type
 from .vocabulary import Vocabulary
 from .weights import Shape
 
-IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$")
+# Buffers of old exports, and the parts of a model that sees.
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|vision_tower\.|multi_modal_projector\.")
+LANGUAGE = re.compile(r"^(model\.)?language_model\.(model\.)?")
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
@@ -30,7 +32,9 @@ class SafetensorsCheckpoint:
     def __init__(self, folder: Path) -> None:
         """Raises ModelError for anything that is missing, damaged or not supported."""
         self.path = folder
-        self._entries = read_json(folder / "config.json", needed=True)
+        entries = read_json(folder / "config.json", needed=True)
+        # A model that also sees keeps its language part's configuration apart.
+        self._entries = entries | (entries.get("text_config") or {})
         self.metadata = Metadata(folder / "config.json", self._entries)
         self.family = by_model_type(self.metadata)
         self.config = self.family.from_hf(self.metadata)
@@ -43,7 +47,8 @@ class SafetensorsCheckpoint:
                     name == "lm_head.weight" and self.config.tie_embeddings
                 ):
                     continue
-                known = names.get_name(EXPERT.sub(".experts.", name), (".weight", ".bias"))
+                plain = EXPERT.sub(".experts.", LANGUAGE.sub("model.", name))
+                known = names.get_name(plain, (".weight", ".bias"))
                 if known in self._sources and not EXPERT.search(name):
                     known = None  # two tensors for one place: the second is reported as extra
                 self._sources[known or name].append((file, name))
@@ -91,7 +96,10 @@ class SafetensorsCheckpoint:
         sources = self._sources[name]
         parts = out.unbind() if EXPERT.search(sources[0][1]) else [out]
         for part, (file, stored) in zip(parts, sources, strict=True):
-            part.copy_(file.get_tensor(stored))
+            values = file.get_tensor(stored)
+            if self.family.norms_from_one and name.endswith("norm.weight"):
+                values = values.float() + 1
+            part.copy_(values)
 
 
 def _open(path: Path) -> Any:

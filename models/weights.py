@@ -81,6 +81,11 @@ class WeightReader:
             )
         return Linear(weight, added, types=self.types)
 
+    def experts(self, name: str, count: int, rows: int, width: int) -> list[Linear]:
+        """The tensor [count, rows, width] as one product an expert."""
+        weight = self._stack({f"{name}.weight": (count, rows, width)}, self.types.weight)
+        return [Linear(expert, types=self.types) for expert in weight]
+
     def _stack(self, parts: Mapping[str, Shape], dtype: torch.dtype) -> torch.Tensor:
         """The tensors of ``parts`` one after the other along dimension 0."""
         for name, shape in parts.items():

@@ -36,12 +36,12 @@ def byte_vocabulary() -> list[str]:
     return [*byte_level_alphabet(), *SPECIALS]
 
 
-def load_f32(path: Path) -> CausalLM:
+def load_f32(path: Path, context: int = 0) -> CausalLM:
     """The weights at ``path`` in float32 on the CPU."""
     checkpoint = open_checkpoint(path)
     types = LinearTypes.uniform(torch.float32)
     reader = WeightReader(checkpoint, CPU, torch.float32, types, lambda *_: None)
-    return Decoder(checkpoint.config, reader)
+    return Decoder(checkpoint.config, reader, context)
 
 
 def run(
