@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -36,18 +36,20 @@ def client(in_cache_home: None) -> Iterator[EngineClient]:
     client.close()
 
 
-def until(client: EngineClient, enough: Callable[[Event], bool], limit: float = 60) -> list[Event]:
+def until(client: EngineClient, wanted: type[Event], count: int = 1) -> list[Event]:
+    """What is said up to the ``count``-th event of type ``wanted``."""
     events: list[Event] = []
-    end = time.monotonic() + limit
-    while not any(enough(event) for event in events):
+    end = time.monotonic() + 60
+    while sum(isinstance(event, wanted) for event in events) < count:
         assert time.monotonic() < end, events[-5:]
+        assert wanted is Died or not any(isinstance(e, Died) for e in events), events[-3:]
         events += client.events(timeout=0.5)
     return events
 
 
 def test_a_process_loads_answers_dies_and_comes_back(client: EngineClient) -> None:
     client.start()
-    loading = until(client, lambda e: isinstance(e, Ready))
+    loading = until(client, Ready)
     assert any(isinstance(e, Loading) for e in loading)
     ready = loading[-1]
     assert isinstance(ready, Ready)
@@ -55,9 +57,7 @@ def test_a_process_loads_answers_dies_and_comes_back(client: EngineClient) -> No
 
     client.send(Submit("a", HELLO, SHORT))
     client.send(Submit("b", HELLO, SHORT))
-    events: list[Event] = []
-    while sum(isinstance(e, Finished) for e in events) < 2:
-        events += client.events(timeout=0.5)
+    events = until(client, Finished, count=2)
     texts = {
         chat: "".join(e.text for e in events if isinstance(e, Delta) and e.chat_id == chat)
         for chat in "ab"
@@ -67,10 +67,10 @@ def test_a_process_loads_answers_dies_and_comes_back(client: EngineClient) -> No
 
     endless = SamplingParams(temperature=0.0)
     client.send(Submit("a", HELLO, endless))
-    until(client, lambda e: isinstance(e, Delta))
+    until(client, Delta)
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
-    died = until(client, lambda e: isinstance(e, Died))[-1]
+    died = until(client, Died)[-1]
     assert isinstance(died, Died)
     assert "killed by signal 9" in died.message
     assert not client.alive
@@ -79,14 +79,14 @@ def test_a_process_loads_answers_dies_and_comes_back(client: EngineClient) -> No
 
     client.restart()
     client.send(Submit("a", HELLO, SHORT))  # queued while it loads
-    events = until(client, lambda e: isinstance(e, Finished))
+    events = until(client, Finished)
     assert "".join(e.text for e in events if isinstance(e, Delta)) == texts["a"]
 
 
 def test_a_model_that_is_not_there_is_one_line(client: EngineClient) -> None:
     client.options = EngineOptions(model="/nowhere/model.gguf")
     client.start()
-    events = until(client, lambda e: isinstance(e, Died))
+    events = until(client, Died)
     (failed,) = [e for e in events if isinstance(e, Failed)]
     assert failed.fatal
     assert "/nowhere/model.gguf" in failed.message
