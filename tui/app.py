@@ -49,7 +49,7 @@ _LOW = 14  # rows below which there is no panel and no frame around the composer
 
 
 class ChatApp(App[int]):
-    """One window over one engine process, reached only through ``client``."""
+    """One window over one engine process, reached only through ``client``, which is started."""
 
     CSS_PATH = "app.tcss"
     ENABLE_COMMAND_PALETTE = False
@@ -101,7 +101,6 @@ class ChatApp(App[int]):
         self.theme_changed_signal.subscribe(self, lambda _: self._recolour())
         self.composer.focus()
         self._lay_out()
-        self.client.start()
         self._reader.start()
         self._show_tab()
 
@@ -359,4 +358,7 @@ def run(options: EngineOptions, params: SamplingParams, settings: Settings) -> i
     themes = [*THEME_NAMES, CALM_DARK.name, CALM_LIGHT.name, *sorted(BUILTIN_THEMES)]
     if settings.theme and settings.theme not in themes:
         raise UsageError(f"theme {settings.theme!r} does not exist; one of {', '.join(themes)}")
-    return ChatApp(EngineClient(options), params, settings).run() or 0
+    client = EngineClient(options)
+    app = ChatApp(client, params, settings)
+    client.start()  # before Textual takes standard error, which multiprocessing passes on
+    return app.run() or 0

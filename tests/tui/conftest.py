@@ -72,8 +72,8 @@ class ScriptedEngine:
     def __init__(self, on_submit: Callable[[Submit], list[Event]] | None = None) -> None:
         self.options = EngineOptions()
         self.sent: list[Command] = []
-        self.starts = 0
-        self.alive = False
+        self.starts = 1
+        self.alive = True
         self._on_submit = on_submit
         self._events: queue.Queue[list[Event]] = queue.Queue()
 

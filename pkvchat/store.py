@@ -1,0 +1,273 @@
+"""Chats on disk: SQLite in the user's data directory, written as answers stream."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_data_path
+
+from .chats import Chat, Message, Version
+from .errors import ChatError
+
+# What brings a file from each schema version to the next; the last entry's number is ours.
+MIGRATIONS = (
+    """
+    CREATE TABLE chats (
+        id TEXT PRIMARY KEY,
+        title TEXT NOT NULL,
+        system TEXT NOT NULL,
+        draft TEXT NOT NULL,
+        updated REAL NOT NULL,
+        tab INTEGER  -- place among the open tabs; NULL once closed
+    );
+    CREATE TABLE messages (
+        id TEXT PRIMARY KEY,
+        chat_id TEXT NOT NULL REFERENCES chats ON DELETE CASCADE,
+        place INTEGER NOT NULL,
+        role TEXT NOT NULL,
+        chosen INTEGER NOT NULL,
+        queued INTEGER NOT NULL
+    );
+    CREATE INDEX messages_of_chat ON messages (chat_id, place);
+    CREATE TABLE versions (
+        message_id TEXT NOT NULL REFERENCES messages ON DELETE CASCADE,
+        number INTEGER NOT NULL,
+        text TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        new_tokens INTEGER NOT NULL,
+        ttft_s REAL NOT NULL,
+        tokens_per_s REAL NOT NULL,
+        PRIMARY KEY (message_id, number)
+    );
+    """,
+)
+_SNIPPET = 60  # characters of a search hit's surroundings
+
+
+@dataclass(frozen=True)
+class Found:
+    """A saved chat in a list. updated: seconds since the epoch. snippet: where the search hit."""
+
+    id: str
+    title: str
+    updated: float
+    is_open: bool
+    snippet: str = ""
+
+
+def store_path() -> Path:
+    return user_data_path("pkvchat") / "chats.db"
+
+
+class ChatStore:
+    """One file of chats. All calls from one thread.
+
+    At most what changed since the last ``save`` is lost when the process is killed. Raises
+    ChatError where the file cannot be opened, is from a later pkvchat, or a write fails.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.note = ""
+        self._saved: dict[str, dict[str, tuple[object, ...]]] = {}  # chat -> message -> as written
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = self._open()
+        except (OSError, sqlite3.Error) as error:
+            raise ChatError(
+                f"chats cannot be saved in {path}: {error}; check its permissions and space"
+            ) from error
+        self._lock = _try_lock(path.with_suffix(".lock"))
+
+    @property
+    def owns_tabs(self) -> bool:
+        """No other running pkvchat shows this file's tabs."""
+        return self._lock is not None
+
+    def close(self) -> None:
+        self._db.close()
+        if self._lock is not None:
+            os.close(self._lock)
+
+    # --- opening ------------------------------------------------------------------------------
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            aside = self.path.with_suffix(f".damaged-{int(time.time())}")
+            self.path.rename(aside)
+            for extra in ("-wal", "-shm"):
+                Path(f"{self.path}{extra}").unlink(missing_ok=True)
+            self.note = f"{self.path.name} was damaged ({error}); it is kept as {aside.name}"
+            return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, isolation_level=None, timeout=5)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA foreign_keys = ON")
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version > len(MIGRATIONS):
+            raise ChatError(
+                f"{self.path} is of schema {version}, from a later pkvchat; "
+                f"this one knows up to {len(MIGRATIONS)}: update pkvchat"
+            )
+        for number in range(version, len(MIGRATIONS)):
+            db.executescript(
+                f"BEGIN;{MIGRATIONS[number]};PRAGMA user_version = {number + 1};COMMIT;"
+            )
+        return db
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def save(self, chat: Chat, tab: int | None) -> None:
+        """Write what changed in ``chat``; ``tab`` is its place among the open ones."""
+        saved = self._saved.setdefault(chat.id, {})
+        rows = {m.id: _signature(m, place) for place, m in enumerate(chat.messages)}
+        changed = [m for m in chat.messages if saved.get(m.id) != rows[m.id]]
+        gone = saved.keys() - rows.keys()
+        places = {m.id: place for place, m in enumerate(chat.messages)}
+        self._transaction(
+            lambda: self._write(chat, tab, [(places[m.id], m) for m in changed], gone)
+        )
+        self._saved[chat.id] = rows
+
+    def _write(
+        self,
+        chat: Chat,
+        tab: int | None,
+        changed: Sequence[tuple[int, Message]],
+        gone: Iterable[str],
+    ) -> None:
+        db = self._db
+        db.execute(
+            "INSERT INTO chats VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+            "title = excluded.title, system = excluded.system, draft = excluded.draft, "
+            "updated = excluded.updated, tab = excluded.tab",
+            (chat.id, _utf8(chat.title), _utf8(chat.system), _utf8(chat.draft), time.time(), tab),
+        )
+        db.executemany("DELETE FROM messages WHERE id = ?", [(id,) for id in gone])
+        for place, message in changed:
+            # REPLACE would cascade to the versions; they are few, and written again just below.
+            db.execute(
+                "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?, ?, ?)",
+                (message.id, chat.id, place, message.role, message.chosen, message.queued),
+            )
+            db.executemany(
+                "INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (message.id, n, _utf8(v.text), v.reason, v.new_tokens, v.ttft_s, v.tokens_per_s)
+                    for n, v in enumerate(message.versions)
+                ],
+            )
+
+    def delete(self, chat_id: str) -> None:
+        self._transaction(lambda: self._db.execute("DELETE FROM chats WHERE id = ?", (chat_id,)))
+        self._saved.pop(chat_id, None)
+
+    def _transaction(self, write: Callable[[], object]) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                write()
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise ChatError(f"chats cannot be saved in {self.path}: {error}") from error
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def open_chats(self) -> list[Chat]:
+        """The chats that were open in tabs, in their order."""
+        rows = self._db.execute("SELECT id FROM chats WHERE tab IS NOT NULL ORDER BY tab")
+        return [self.load(chat_id) for (chat_id,) in rows.fetchall()]
+
+    def load(self, chat_id: str) -> Chat:
+        """A chat as it was saved; an answer that was still running ends with reason "quit".
+
+        Raises KeyError if there is none.
+        """
+        row = self._db.execute(
+            "SELECT title, system, draft FROM chats WHERE id = ?", (chat_id,)
+        ).fetchone()
+        if row is None:
+            raise KeyError(chat_id)
+        title, system, draft = row
+        messages = [
+            Message(role, self._versions(id), chosen, bool(queued), id)
+            for id, role, chosen, queued in self._db.execute(
+                "SELECT id, role, chosen, queued FROM messages WHERE chat_id = ? ORDER BY place",
+                (chat_id,),
+            ).fetchall()
+        ]
+        chat = Chat(title, messages, system, draft, chat_id)
+        self._saved[chat_id] = {m.id: _signature(m, place) for place, m in enumerate(messages)}
+        for message in messages:
+            if message.role == "assistant":
+                message.version.reason = message.version.reason or "quit"
+        return chat
+
+    def _versions(self, message_id: str) -> list[Version]:
+        rows = self._db.execute(
+            "SELECT text, reason, new_tokens, ttft_s, tokens_per_s FROM versions "
+            "WHERE message_id = ? ORDER BY number",
+            (message_id,),
+        )
+        return [Version(*row) for row in rows]
+
+    def find(self, words: str, limit: int = 200) -> list[Found]:
+        """Saved chats that hold ``words`` in title or text, the newest first; "" finds all."""
+        pattern = "%" + "".join(f"\\{c}" if c in "\\%_" else c for c in words) + "%"
+        rows = self._db.execute(
+            "SELECT c.id, c.title, c.updated, c.tab IS NOT NULL, ("
+            "  SELECT v.text FROM messages m JOIN versions v ON v.message_id = m.id"
+            "  WHERE m.chat_id = c.id AND v.text LIKE ?1 ESCAPE '\\' LIMIT 1) AS hit "
+            "FROM chats c WHERE hit IS NOT NULL OR c.title LIKE ?1 ESCAPE '\\' "
+            "ORDER BY c.updated DESC LIMIT ?2",
+            (pattern, limit),
+        )
+        return [
+            Found(id, title, updated, bool(is_open), _snippet(hit or "", words))
+            for id, title, updated, is_open, hit in rows
+        ]
+
+
+def _signature(message: Message, place: int) -> tuple[object, ...]:
+    """Changes whenever what is written of a message does; texts only ever grow."""
+    versions = tuple((len(v.text), v.reason, v.new_tokens) for v in message.versions)
+    return (place, message.chosen, message.queued, versions)
+
+
+def _utf8(text: str) -> str:
+    """Without halves of surrogate pairs, which SQLite cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _snippet(text: str, words: str) -> str:
+    if not words:
+        return ""
+    at = max(text.lower().find(words.lower()), 0)
+    start = max(at - _SNIPPET // 3, 0)
+    return " ".join(text[start : start + _SNIPPET].split())
+
+
+def _try_lock(path: Path) -> int | None:
+    """A lock that ends with the process, or None while another process holds it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock

@@ -1,0 +1,228 @@
+"""Saved chats: what is written comes back, whatever happens to the process or the file."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pkvchat.chats import Chat, Message, Version
+from pkvchat.errors import ChatError
+from pkvchat.store import MIGRATIONS, ChatStore
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "chats.db"
+
+
+def content(chat: Chat) -> object:
+    """Everything of a chat, for comparing."""
+    messages = [(vars(m) | {"versions": [vars(v) for v in m.versions]}) for m in chat.messages]
+    return vars(chat) | {"messages": messages}
+
+
+def a_chat() -> Chat:
+    chat = Chat(system="Be brief.", draft="half typ")
+    chat.add("user", "why [is] it \x00 blue? 🌈")
+    answer = chat.add("assistant", "scattering")
+    answer.version.reason = "stop"
+    answer.versions.append(Version("Rayleigh", "length", 12, 0.5, 90.0))
+    answer.chosen = 1
+    chat.add("note", "the engine died")
+    chat.add("user", "later").queued = True
+    return chat
+
+
+def test_a_chat_comes_back_as_it_was(path: Path) -> None:
+    chat = a_chat()
+    store = ChatStore(path)
+    store.save(chat, 0)
+    store.close()
+    (loaded,) = ChatStore(path).open_chats()
+    assert content(loaded) == content(chat)
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "grow", "remove", "version", "move", "choose"]),
+        st.integers(0, 9),
+        TEXTS,
+    ),
+    max_size=30,
+)
+
+
+def change(chat: Chat, kind: str, at: int, text: str) -> None:
+    messages = chat.messages
+    if kind == "add" or not messages:
+        messages.insert(min(at, len(messages)), Message.of("user", text))
+        return
+    message = messages[at % len(messages)]
+    match kind:
+        case "grow":
+            message.version.text += text
+        case "remove":
+            messages.remove(message)
+        case "version":
+            message.versions.append(Version(text, "stop"))
+        case "move":
+            messages.remove(message)
+            messages.insert(0, message)
+        case "choose":
+            message.chosen = at % len(message.versions)
+
+
+@settings(max_examples=40, deadline=None)
+@given(CHANGES)
+def test_any_run_of_changes_saved_one_by_one_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, int, str]]
+) -> None:
+    path = tmp_path_factory.mktemp("store") / "chats.db"
+    store, chat = ChatStore(path), Chat(title="t")
+    for kind, at, text in changes:
+        change(chat, kind, at, text)
+        store.save(chat, 0)
+    store.save(chat, 0)
+    store.close()
+    other = ChatStore(path)
+    assert content(other.load(chat.id)) == content(chat)
+    other.close()
+
+
+def test_an_answer_that_was_running_is_marked_so(path: Path) -> None:
+    chat = Chat()
+    chat.add("user", "go")
+    chat.add("assistant", "half an ans")
+    store = ChatStore(path)
+    store.save(chat, 0)
+    assert store.load(chat.id).messages[1].version.reason == "quit"
+
+
+def test_tabs_keep_their_order_and_closed_chats_stay_to_be_found(path: Path) -> None:
+    store = ChatStore(path)
+    first, second, closed = (Chat(title=title) for title in ("first", "second", "closed"))
+    store.save(first, 1)
+    store.save(second, 0)
+    store.save(closed, None)
+    assert [chat.title for chat in store.open_chats()] == ["second", "first"]
+    assert {found.title for found in store.find("")} == {"first", "second", "closed"}
+    store.delete(closed.id)
+    assert [found.title for found in store.find("clo")] == []
+    with pytest.raises(KeyError):
+        store.load(closed.id)
+
+
+@pytest.mark.parametrize("words", ["RAYLEIGH", "100%", "a_b", "back\\slash"])
+def test_search_takes_words_as_they_are(path: Path, words: str) -> None:
+    store = ChatStore(path)
+    hit, miss = Chat(title="hit"), Chat(title="miss")
+    hit.add("user", f"long before {words.lower()} long after")
+    miss.add("user", "100 aXb backslash")
+    store.save(hit, None)
+    store.save(miss, None)
+    (found,) = store.find(words)
+    assert found.title == "hit"
+    assert words.lower() in found.snippet
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from pkvchat.chats import Chat
+from pkvchat.store import ChatStore
+store, chat = ChatStore(Path(sys.argv[1])), Chat(title="streamed")
+chat.add("user", "count")
+answer = chat.add("assistant", "")
+for number in range(10**9):
+    answer.version.text += f"{number} "
+    store.save(chat, 0)
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kill_9_loses_nothing_that_was_saved(path: Path, seed: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(random.Random(seed).uniform(0, 0.3))
+    process.send_signal(signal.SIGKILL)
+    printed = process.stdout.read().split()
+    process.wait()
+    last = int(printed[-1]) if printed else 0
+    store = ChatStore(path)
+    assert store.note == ""
+    (chat,) = store.open_chats()
+    words = chat.messages[1].text.split()
+    assert words[: last + 1] == [str(number) for number in range(last + 1)]
+    assert len(words) <= last + 2  # one save may have ended without its line printed
+
+
+def test_only_one_process_owns_the_tabs(path: Path) -> None:
+    first = ChatStore(path)
+    second = ChatStore(path)
+    assert first.owns_tabs
+    assert not second.owns_tabs
+    first.close()
+    assert ChatStore(path).owns_tabs
+
+
+@pytest.mark.parametrize("damage", [b"not a database at all" * 100, b""])
+def test_a_damaged_file_is_set_aside_not_deleted(path: Path, damage: bytes) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(damage)
+    store = ChatStore(path)
+    store.save(a_chat(), 0)
+    assert len(store.open_chats()) == 1
+    kept = list(path.parent.glob("*.damaged-*"))
+    assert [file.read_bytes() for file in kept] == ([damage] if damage else [])
+    assert bool(store.note) is bool(damage)
+
+
+@pytest.mark.parametrize("version", range(len(MIGRATIONS)))
+def test_every_earlier_schema_is_brought_up_to_date(path: Path, version: int) -> None:
+    path.parent.mkdir(parents=True)
+    db = sqlite3.connect(path)
+    for number in range(version):
+        db.executescript(MIGRATIONS[number])
+    db.execute(f"PRAGMA user_version = {version}")
+    db.close()
+    store = ChatStore(path)
+    store.save(a_chat(), 0)
+    assert len(store.open_chats()) == 1
+
+
+def test_a_later_schema_is_left_alone(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 999")
+    db.close()
+    with pytest.raises(ChatError, match="update pkvchat"):
+        ChatStore(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder_is_said_in_one_line(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ChatError, match="cannot be saved") as error:
+        ChatStore(tmp_path / "data" / "chats.db")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_in_the_folders_place_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    with pytest.raises(ChatError, match="cannot be saved"):
+        ChatStore(tmp_path / "data" / "chats.db")
