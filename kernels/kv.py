@@ -24,18 +24,27 @@ def allocate_kv(num_layers: int, num_pages: int, shape: AttentionShape) -> list[
     return [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
 
 
-def write_kv(
-    kv_layer: torch.Tensor, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> None:
+def kv_rows(slot_mapping: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
+    """Where N tokens' K/V go, once for all layers of one size.
+
+    slot_mapping: [N] int64, page * page_size + offset. Returns [N * 2 * num_kv_heads] int64, the
+    rows of a layer seen as [rows, head_dim]: each token's K heads, then its V heads.
+    """
+    _, two, heads, page_size, _ = kv_layer.shape
+    page = torch.div(slot_mapping, page_size, rounding_mode="floor")
+    first = page * (two * heads * page_size) + slot_mapping % page_size
+    lanes = torch.arange(two * heads, device=slot_mapping.device) * page_size
+    return (first.unsqueeze(1) + lanes).flatten()
+
+
+def write_kv(kv_layer: torch.Tensor, rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Store the K/V of N tokens. k, v: [N, num_kv_heads, head_dim], cast to the cache's dtype.
 
-    slot_mapping: [N] int64, page * page_size + offset.
+    rows: from ``kv_rows``.
     """
-    page_size = kv_layer.shape[3]
-    pages = torch.div(slot_mapping, page_size, rounding_mode="floor")
-    offsets = slot_mapping % page_size
-    kv_layer[pages, 0, :, offsets] = k.to(kv_layer.dtype)
-    kv_layer[pages, 1, :, offsets] = v.to(kv_layer.dtype)
+    head_dim = kv_layer.shape[4]
+    new = torch.cat((k, v), dim=1).view(-1, head_dim).to(kv_layer.dtype)
+    kv_layer.view(-1, head_dim).index_copy_(0, rows, new)
 
 
 def copy_pages(kv_layers: Sequence[torch.Tensor], src: Sequence[int], dst: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .batch import DecodeBatch, LayerSpec, PrefillChunk
-from .kv import write_kv
+from .kv import kv_rows, write_kv
 from .prefill import prefill_attention
 from .strategy import Strategy
 
@@ -30,7 +30,7 @@ class StepAttention:
     ) -> None:
         self.kv_layers = kv_layers
         self.layer_specs = layer_specs
-        self.slot_mapping = slot_mapping
+        self.rows = kv_rows(slot_mapping, kv_layers[0])
         self.num_decode = len(decode) if decode is not None else 0
         self.strategy = strategy
         self.prefill = prefill
@@ -40,7 +40,7 @@ class StepAttention:
     ) -> torch.Tensor:
         """q: [N, num_qo_heads, head_dim]; k, v: [N, num_kv_heads, head_dim]; returns q's shape."""
         kv_layer, spec = self.kv_layers[layer], self.layer_specs[layer]
-        write_kv(kv_layer, self.slot_mapping, k, v)
+        write_kv(kv_layer, self.rows, k, v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         row = self.num_decode
         if self.strategy is not None and row:
