@@ -89,7 +89,7 @@ def _rows(
     context = max(case.context for case in cases)
     with startup_errors():
         started = start_engine(replace(options, context=context), progress)
-    _check_room(started.engine, context, batch)
+    check_room(started.engine, context, batch)
     about = describe(started, options.policy, batch)
     bench = Bench(started.engine, started.loaded.tokenizer.vocab_size, batch)
     for case in cases:
@@ -101,7 +101,8 @@ def _rows(
         yield result(case, samples[1:], bench.strategies) | about
 
 
-def _check_room(engine: Engine, context: int, batch: int) -> None:
+def check_room(engine: Engine, context: int, batch: int) -> None:
+    """Raises ChatError where the pool has no room for ``batch`` sequences of ``context`` tokens."""
     need = batch * engine.scheduler.pages_for(context)
     if need > engine.pool.capacity:
         raise ChatError(

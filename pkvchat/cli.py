@@ -77,6 +77,12 @@ def _bench(args: argparse.Namespace) -> int:
     return bench.run(_settings(args).engine, cases, args.batch, args.repetitions, args.output)
 
 
+def _calibrate(args: argparse.Namespace) -> int:
+    from . import calibrate
+
+    return calibrate.run(_settings(args).engine)
+
+
 def _settings(args: argparse.Namespace) -> Settings:
     settings = load_settings().with_values(vars(args))
     _check_policy(settings.engine.policy)
@@ -85,8 +91,6 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 def _check_policy(name: str) -> None:
     """Raises UsageError, with the names there are, for a policy that does not exist."""
-    if name == "adaptive":
-        return
     from pkvchat.kernels.policy import policy_names
 
     if name not in policy_names():
@@ -185,6 +189,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench_flags(bench)
     _add_engine_flags(bench)
     bench.set_defaults(run=_bench)
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="measure this device again",
+        description="Measure for a model which types this device is fast in and what each strategy "
+        "costs on it. The first start does so by itself.",
+    )
+    _add_engine_flags(calibrate)
+    calibrate.set_defaults(run=_calibrate)
     return parser
 
 

@@ -34,13 +34,16 @@ class Started:
     make_policy: Callable[[str], Policy]
 
 
-def start_engine(options: EngineOptions, progress: Progress) -> Started:
-    """Raises ModelError, StrategyUnavailable or ValueError, each one line for a person."""
+def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = False) -> Started:
+    """fresh: measure the device even where there is a record of it.
+
+    Raises ModelError, StrategyUnavailable or ValueError, each one line for a person.
+    """
     check_options(options)
     device = pick_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
-    calibrator = Calibrator(device, progress)
+    calibrator = Calibrator(device, progress, fresh=fresh)
     if options.dtype == "auto":
         types = calibrator.types()
     else:

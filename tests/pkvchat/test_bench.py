@@ -8,7 +8,8 @@ import json
 
 import pytest
 
-from pkvchat.bench import PRINTERS, Bench, Case, cases, result
+from pkvchat.bench import PRINTERS, Bench, Case, cases, check_room, result
+from pkvchat.errors import ChatError
 
 ABOUT = {
     "model": "some-model",
@@ -119,7 +120,8 @@ def test_the_program_measures_the_default_model(run_cli):
     assert sum(measured[1]["strategies"].values()) == 4
 
 
-def test_a_batch_that_the_pool_cannot_hold(run_cli):
-    done = run_cli("bench", "-p", 64, "-b", 9, "--kv-memory", "4M", "-r", 1)
-    assert done.returncode == 1
-    assert "9 sequences of 66 tokens need 45 KV pages" in done.stderr.splitlines()[-1]
+def test_a_batch_that_the_pool_cannot_hold(make_engine):
+    engine = make_engine(num_pages=45)
+    check_room(engine, context=66, batch=8)
+    with pytest.raises(ChatError, match="9 sequences of 66 tokens need 45 KV pages and there are"):
+        check_room(engine, context=66, batch=9)

@@ -34,6 +34,7 @@ def test_help_names_every_flag_of_the_reference(run_cli):
     words = done.stdout.replace(",", " ").split()
     assert [flag for flag in flags.split() if flag not in words] == []
     assert "bench" in words
+    assert "calibrate" in words
 
 
 def test_arguments_are_read_without_torch():
@@ -107,3 +108,17 @@ def test_debug_adds_the_traceback(run_cli, tmp_path):
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("pkvchat: cannot read the prompt file")
+
+
+def test_calibrating_replaces_the_record_and_tells(run_cli, cli_env, tmp_path):
+    cli_env["XDG_CACHE_HOME"] = str(tmp_path)
+    folder = tmp_path / "pkvchat" / "calibration"
+    folder.mkdir(parents=True)
+    (folder / "unrelated.json").write_text("not ours")
+    done = run_cli("calibrate")
+    assert done.returncode == 0, done.stderr
+    assert "flashinfer cannot run here: " in done.stdout
+    for strategy in ("split", "workqueue", "sdpa"):
+        assert done.stdout.count(f"{strategy} ") >= 5, done.stdout
+    assert len(list(folder.glob("*.json"))) == 3
+    assert (folder / "unrelated.json").read_text() == "not ours"

@@ -1,0 +1,147 @@
+"""The chat without a terminal, on the default model, by subprocess. Each start costs seconds."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pkvchat.progress import ProgressLine
+
+RAINBOW = "Name three colours of the rainbow."
+STEP_KEYS = (
+    "step, strategy, reason, batch, seq_lens, num_splits, predicted_us, step_ms, tokens_per_s, "
+    "pages_used, pages_total"
+)
+
+
+@pytest.fixture
+def start(cli_env):
+    """start(*args) begins the program with pipes to all three streams."""
+    begun = []
+
+    def start(*args):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pkvchat", *args],
+            env=cli_env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def test_one_answer(run_cli, tmp_path):
+    steps = tmp_path / "steps.jsonl"
+    done = run_cli("-p", RAINBOW, "-n", 16, "--temp", 0, "--steps", steps)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("The rainbow is a beautiful and magical sight")
+    assert done.stdout.endswith("\n")
+    records = [json.loads(line) for line in steps.read_text().splitlines()]
+    assert len(records) == 15  # prefill gives the first token
+    assert {", ".join(record) for record in records} == {STEP_KEYS}
+    assert [record["step"] for record in records] == list(range(1, 16))
+    assert {record["batch"] for record in records} == {1}
+
+
+def test_a_file_and_a_forced_strategy_give_the_same_answer(run_cli, tmp_path):
+    (tmp_path / "prompt.txt").write_text(RAINBOW)
+    args = ("-f", tmp_path / "prompt.txt", "-n", 8, "--temp", 0, "--policy", "forced-workqueue")
+    done = run_cli(*args)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "The rainbow is a beautiful and magical sight\n"
+
+
+def test_lines_are_turns_of_one_conversation(run_cli, cli_env, tmp_path):
+    """Only the model's text comes out, whatever is wrong with a line or the cache folder."""
+    (tmp_path / "not-a-folder").write_text("")
+    cli_env["XDG_CACHE_HOME"] = str(tmp_path / "not-a-folder")
+    steps = tmp_path / "steps.jsonl"
+    lines = RAINBOW.encode() + b"\r\n\n  \ncaf\xe9?\n" + b"long " * 9000 + b"\nAnd?"
+    done = run_cli("-n", 8, "--temp", 0, "--steps", steps, stdin=lines)
+    answers = done.stdout.splitlines()
+    assert len(answers) == 3, done.stdout
+    assert answers[0] == "The rainbow is a beautiful and magical sight"
+    assert "note: line 4 is not UTF-8 (byte 0xe9 at 3)" in done.stderr
+    assert "too many for a context of 8192" in done.stderr
+    assert done.returncode == 1  # one line could not be answered
+    longest = [max(json.loads(line)["seq_lens"]) for line in steps.read_text().splitlines()]
+    assert longest == sorted(longest), "each turn goes on from the one before"
+
+
+def test_ctrl_c_keeps_the_partial_answer(start):
+    process = start("-p", "Tell me a very long story about a dragon.", "--temp", "0", "-n", "2000")
+    first = process.stdout.read(10)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert len(first) == 10
+    assert rest.endswith(b"\n")
+    assert b"Traceback" not in errors
+
+
+def test_ctrl_c_between_lines(start):
+    """The first ends the answer under way, one at the prompt ends the program."""
+    process = start("--temp", "0", "-n", "2000")
+    process.stdin.write(b"Tell me a very long story about a dragon.\n")
+    process.stdin.flush()
+    process.stdout.read(10)
+    process.send_signal(signal.SIGINT)
+    process.stdout.readline()
+    process.stdin.write(b"Say hello.\n")
+    process.stdin.flush()
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    while process.stdout.read(1) != b"\n":
+        pass
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_reader_that_goes_away(start):
+    process = start("-p", "Tell me a very long story.", "--temp", "0", "-n", "500")
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_model_that_is_not_there(run_cli, tmp_path):
+    done = run_cli("-m", tmp_path / "none.gguf", "-p", "hi")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert str(tmp_path / "none.gguf") in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("pkvchat: ")
+
+
+def test_progress_on_a_terminal_is_one_line_that_goes_away():
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    progress = ProgressLine(terminal)
+    progress("weights", 1, 4)
+    progress("weights", 4, 4)
+    progress("tokenizer", 0, 0)
+    progress.close()
+    clear = "\r\x1b[K"
+    assert terminal.getvalue() == (f"{clear}weights 25%{clear}weights 100%{clear}tokenizer{clear}")
+
+
+def test_progress_elsewhere_is_a_line_for_each_stage():
+    log = io.StringIO()
+    progress = ProgressLine(log)
+    for done in range(4):
+        progress("weights", done, 4)
+    progress("tokenizer", 0, 0)
+    progress.close()
+    assert log.getvalue() == "weights\ntokenizer\n"
