@@ -1,77 +1,78 @@
-"""Matrix products whose weights stay as 4-bit codes in memory, on CPU.
+"""A matrix product whose GGUF weights stay as 4-bit codes in memory, on CPU.
 
 A decode step reads every weight once, so fewer bytes are more tokens/s. torch's int4 kernel takes
-bfloat16 rows and groups of codes with an affine map; codes of 5 to 8 bits are two such planes.
+bfloat16 rows, and codes in groups of 32 with an affine map. Codes of 5 to 8 bits are two planes of
+4. quant_linear is the CUDA form.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
-GROUP = 32  # codes that share a scale and a zero
+from .quant_formats import Planes, dequantise, fields, pack, scales_and_biases
+
+BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_K": 8, "Q8_0": 8}
+"""The types that can stay packed, and the bits that one weight of each takes."""
+
+_GROUP = 32
 _LANES = 16  # the kernel takes output rows by the 16
 
-_pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+_pack_int4 = torch.ops.aten._convert_weight_to_int4pack_for_cpu
 _multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
 
 
-@dataclass(frozen=True)
-class Codes:
-    """A quantised weight [out, in]: code * scale + zero, in groups of 32 along a row.
-
-    codes: [out, in] uint8, below 2 ** bits; scale, zero: [out, in / 32] float32.
-    """
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-    zero: torch.Tensor
-    bits: int
-
-    def dequantise(self) -> torch.Tensor:
-        """[out, in] float32."""
-        rows, width = self.codes.shape
-        groups = self.codes.view(rows, -1, GROUP).float()
-        weight = groups * self.scale.unsqueeze(-1) + self.zero.unsqueeze(-1)
-        return weight.view(rows, width)
-
-
 class PackedLinear:
-    """``y = x @ weight.T + bias`` on 4-bit planes; many rows go to a dense bfloat16 copy if kept.
+    """``y = x @ weight.T + bias``; the weight is GGUF matrices one above the other.
 
-    The affine maps are rounded to bfloat16, as the kernel needs them.
+    Products of more than ``few_limit`` rows go to a dense copy, as arithmetic binds them: the
+    int4 kernel has no fast path for many rows. Scales are rounded to bfloat16.
     """
 
     def __init__(
         self,
-        weight: Codes,
+        parts: Sequence[tuple[str, torch.Tensor]],
         bias: torch.Tensor | None = None,
         *,
         few_limit: int,
-        dense: torch.Tensor | None = None,
+        dense: torch.dtype | None = torch.bfloat16,
     ) -> None:
-        """dense: [out, in] bfloat16, for products of more than ``few_limit`` rows."""
-        self.out_features = weight.codes.shape[0]
-        self.planes = _planes(weight)
-        self.bias = None if bias is None else bias.bfloat16()
-        self.few_limit, self.dense = few_limit, dense
+        """parts: quant type, one of BITS, and raw rows [out, row_bytes] uint8 of each matrix.
+
+        bias: [sum of out]. dense: of the copy for many rows; None keeps none.
+        """
+        packed = [pack(name, raw) for name, raw in parts]
+        self.out_features = sum(planes.rows for planes in packed)
+        wide = any(BITS[name] > 4 for name, _ in parts)
+        self.planes = _int4_planes(packed, wide)
+        self.bias = bias
+        self.few_limit = few_limit
+        self.dense = None if dense is None else torch.cat([dequantise(p).to(dense) for p in packed])
+        self._raw = parts[0]  # memory mapped where it comes from a file
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [N, in]; returns [N, out] in x's dtype."""
-        rows = x.to(torch.bfloat16)
         if self.dense is not None and x.shape[0] > self.few_limit:
-            return F.linear(rows, self.dense, self.bias).to(x.dtype)
-        packed, affine = self.planes[0]
-        y: torch.Tensor = _multiply(rows, packed, GROUP, affine)
-        for packed, affine in self.planes[1:]:
-            y += _multiply(rows, packed, GROUP, affine)
-        if y.shape[1] != self.out_features:
-            y = y[:, : self.out_features]
+            y = F.linear(x.to(self.dense.dtype), self.dense)
+        else:
+            y = self._few(x.to(torch.bfloat16))
         if self.bias is not None:
-            y += self.bias
+            y = y + self.bias
         return y.to(x.dtype)
+
+    def _few(self, x: torch.Tensor) -> torch.Tensor:
+        packed, affine = self.planes[0]
+        y: torch.Tensor = _multiply(x, packed, _GROUP, affine)
+        for packed, affine in self.planes[1:]:
+            y += _multiply(x, packed, _GROUP, affine)
+        return y if y.shape[1] == self.out_features else y[:, : self.out_features]
+
+    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rows of the first matrix, as an embedding table. ids: [N] int64; returns [N, in]."""
+        name, raw = self._raw
+        return dequantise(pack(name, raw[ids])).to(dtype)
 
     def nbytes(self) -> int:
         """Bytes held, the dense copy included."""
@@ -80,20 +81,22 @@ class PackedLinear:
         return sum(tensor.nbytes for tensor in tensors)
 
 
-def _planes(weight: Codes) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _int4_planes(parts: Sequence[Planes], wide: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(packed codes, affine map [in / 32, out, 2]) per plane; the kernel's codes are -8 to 7."""
-    codes, scale, zero = weight.codes, weight.scale, weight.zero
-    if weight.bits <= 4:
-        return [_plane(codes, scale, zero + 8 * scale)]
-    # The high plane takes the zero, which it turns into nothing for symmetric formats.
-    high, low = codes >> 4, codes & 15
-    return [_plane(high, 16 * scale, zero + 128 * scale), _plane(low, scale, 8 * scale)]
+    codes = torch.cat([fields(planes) for planes in parts])
+    maps = [scales_and_biases(planes) for planes in parts]
+    scale, bias = (torch.cat(tensors) for tensors in zip(*maps, strict=True))
+    if not wide:
+        return [_int4_plane(codes, scale, bias + 8 * scale)]
+    # The high plane takes the bias, which it turns into nothing for symmetric formats.
+    high = _int4_plane(codes >> 4, 16 * scale, bias + 128 * scale)
+    return [high, _int4_plane(codes & 15, scale, 8 * scale)]
 
 
-def _plane(
+def _int4_plane(
     codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     padding = (0, 0, 0, -len(codes) % _LANES)
-    packed = _pack(F.pad(codes, padding).int(), 1)
+    packed = _pack_int4(F.pad(codes, padding), 1)
     affine = torch.stack((F.pad(scale, padding).T, F.pad(zero, padding).T), dim=-1)
     return packed, affine.bfloat16().contiguous()

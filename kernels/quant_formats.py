@@ -62,17 +62,17 @@ class Planes:
 
     low: [rows, in_features / slots] int32. high: [rows, in_features / slots] uint8 (1 high bit)
     or int16 (2).
-    scales: per group of weights. Q4_0, Q8_0: fp16 d. Q4_1: int32, fp16 d below fp16 m.
-        Q4_K, Q5_K: uint8, the 6-bit scale below the 2 low bits of the minimum. Q6_K: int8.
-    minima: Q4_K, Q5_K: [rows, in_features / 64] uint8, the 4 high bits of two groups' minima.
-    supers: per 256 weights. Q4_K, Q5_K: int32, fp16 d below fp16 dmin. Q6_K: fp16 d.
+    scales: Q4_0, Q8_0: fp16 d per block. Q4_1: int32 per block, fp16 d below fp16 m.
+        Q4_K, Q5_K: four int32 per block: fp16 d below fp16 dmin; then nibbles, one per group: the
+        low bits of its 6-bit scale, of its 6-bit minimum, the two high bits of both.
+        Q6_K: int16 per 32 weights, two int8 scales.
+    supers: Q6_K: fp16 d per block.
     """
 
     type: QuantType
     low: torch.Tensor
     high: torch.Tensor
     scales: torch.Tensor
-    minima: torch.Tensor
     supers: torch.Tensor
 
     @property
@@ -84,7 +84,7 @@ class Planes:
         return self.low.shape[1] * self.type.slots
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.low, self.high, self.scales, self.minima, self.supers
+        return self.low, self.high, self.scales, self.supers
 
     def nbytes(self) -> int:
         return sum(plane.nbytes for plane in self.tensors())
@@ -119,34 +119,34 @@ def stack(parts: Sequence[Planes]) -> Planes:
 
 def dequantise(planes: Planes) -> torch.Tensor:
     """[rows, in_features] float32, bit for bit what gguf-py gives for the same blocks."""
-    q = _fields(planes).float()
-    scale, bias = _scales(planes)
+    q = fields(planes).float()
+    scale, bias = scales_and_biases(planes)
     group = planes.type.group
     return q * scale.repeat_interleave(group, 1) + bias.repeat_interleave(group, 1)
 
 
-# --- from blocks to planes: each returns (low, high, scales, minima, supers) ------------------
+# --- from blocks to planes: each returns (low, high, scales, supers) --------------------------
 
 
 def _q4_0(blocks: torch.Tensor) -> list[torch.Tensor]:
     d, q = _half(blocks, 0), _nibbles(blocks[..., 2:], 16)
-    return [_words(q), _none(q), d, _none(q), _none(q)]
+    return [_words(q), _none(q), d, _none(q)]
 
 
 def _q4_1(blocks: torch.Tensor) -> list[torch.Tensor]:
     q = _nibbles(blocks[..., 4:], 16)
-    return [_words(q), _none(q), _view(blocks[..., :4], torch.int32), _none(q), _none(q)]
+    return [_words(q), _none(q), _view(blocks[..., :4], torch.int32), _none(q)]
 
 
 def _q8_0(blocks: torch.Tensor) -> list[torch.Tensor]:
     q = (blocks[..., 2:] ^ 0x80).unflatten(-1, (2, 4, 4))  # unit, slot, word
     low = _view(q.transpose(-1, -2), torch.int32)
-    return [low, _none(q), _half(blocks, 0), _none(q), _none(q)]
+    return [low, _none(q), _half(blocks, 0), _none(q)]
 
 
 def _q4_k(blocks: torch.Tensor) -> list[torch.Tensor]:
     q = _nibbles(blocks[..., 16:], 32)
-    return [_words(q), _none(q), *_k_scales(blocks)]
+    return [_words(q), _none(q), _k_scales(blocks), _none(q)]
 
 
 def _q5_k(blocks: torch.Tensor) -> list[torch.Tensor]:
@@ -155,7 +155,8 @@ def _q5_k(blocks: torch.Tensor) -> list[torch.Tensor]:
     by_word = top.unflatten(-1, (4, 2, 4))  # pair, odd, word
     weights = torch.tensor([[1, 16], [2, 32], [4, 64], [8, 128]], device=blocks.device)
     high = (by_word * weights.to(torch.uint8)[..., None]).sum((-3, -2), dtype=torch.uint8)
-    return [_words(_nibbles(blocks[..., 48:], 32)), high, *_k_scales(blocks)]
+    q = _nibbles(blocks[..., 48:], 32)
+    return [_words(q), high, _k_scales(blocks), _none(q)]
 
 
 def _q6_k(blocks: torch.Tensor) -> list[torch.Tensor]:
@@ -167,8 +168,8 @@ def _q6_k(blocks: torch.Tensor) -> list[torch.Tensor]:
     weights = torch.tensor([[1, 16], [4, 64]], dtype=torch.uint8, device=blocks.device)
     by_word = by_word * weights[:, None, :, None]
     high = by_word.sum((-4, -2), dtype=torch.uint8).transpose(-1, -2)
-    scales = blocks[..., 192:208].contiguous().view(torch.int8)
-    return [_words(q), _view(high, torch.int16), scales, _none(q), _half(blocks, 208)]
+    scales = _view(blocks[..., 192:208], torch.int16)
+    return [_words(q), _view(high, torch.int16), scales, _half(blocks, 208)]
 
 
 _SPLITTERS: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
@@ -207,23 +208,20 @@ def _words(q: torch.Tensor) -> torch.Tensor:
     return _view(packed.transpose(-1, -2), torch.int32)
 
 
-def _k_scales(blocks: torch.Tensor) -> list[torch.Tensor]:
-    """(scales, minima, supers) of a Q4_K or Q5_K block, whose bytes 4..16 hold 8 6-bit pairs."""
+def _k_scales(blocks: torch.Tensor) -> torch.Tensor:
+    """Four int32 for a Q4_K or Q5_K block, whose bytes 4..16 hold eight pairs of 6 bits."""
     first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scale = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), -1)
     least = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), -1)
-    top = (least >> 2).unflatten(-1, (4, 2))
-    return [
-        scale | ((least & 3) << 6),
-        top[..., 0] | (top[..., 1] << 4),
-        _view(blocks[..., :4], torch.int32),
-    ]
+    nibbles = torch.stack((scale & 15, least & 15, (scale >> 4) | ((least >> 4) << 2)), -2)
+    packed = nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
+    return _view(torch.cat((blocks[..., :4], packed.flatten(-2)), -1), torch.int32)
 
 
 # --- from planes to numbers ------------------------------------------------------------------
 
 
-def _fields(planes: Planes) -> torch.Tensor:
+def fields(planes: Planes) -> torch.Tensor:
     """[rows, in_features] int32, every unsigned q in order."""
     kind, low = planes.type, planes.low.unflatten(-1, (-1, 1, 4))
     slot = torch.arange(kind.slots, dtype=torch.int32, device=low.device)[:, None]
@@ -237,7 +235,7 @@ def _fields(planes: Planes) -> torch.Tensor:
     return q.flatten(1)
 
 
-def _scales(planes: Planes) -> tuple[torch.Tensor, torch.Tensor]:
+def scales_and_biases(planes: Planes) -> tuple[torch.Tensor, torch.Tensor]:
     """(scale, bias) of every group, [rows, groups] float32."""
     name, scales = planes.type.name, planes.scales
     if name in ("Q4_0", "Q8_0"):
@@ -247,12 +245,11 @@ def _scales(planes: Planes) -> tuple[torch.Tensor, torch.Tensor]:
         d, m = scales.view(torch.float16).unflatten(-1, (-1, 2)).float().unbind(-1)
         return d, m
     if name == "Q6_K":
-        d = scales.float() * planes.supers.float().repeat_interleave(16, 1)
+        d = scales.view(torch.int8).float() * planes.supers.float().repeat_interleave(16, 1)
         return d, d * -32.0
-    d, dmin = planes.supers.view(torch.float16).unflatten(-1, (-1, 2)).float().unbind(-1)
-    halves = torch.stack((planes.minima & 15, planes.minima >> 4), -1).flatten(1)
-    least = (scales >> 6) | (halves << 2)
-    return (
-        d.repeat_interleave(8, 1) * (scales & 63).float(),
-        -dmin.repeat_interleave(8, 1) * least.float(),
-    )
+    header, *nibbles = scales.unflatten(-1, (-1, 4)).unbind(-1)
+    d, dmin = header.contiguous().view(torch.float16).unflatten(-1, (-1, 2)).float().unbind(-1)
+    at = torch.arange(0, 32, 4, dtype=torch.int32, device=scales.device)
+    scale, least, top = ((word[..., None] >> at) & 15 for word in nibbles)
+    scale, least = scale | ((top & 3) << 4), least | ((top & 12) << 2)
+    return (d[..., None] * scale).flatten(1), (-dmin[..., None] * least).flatten(1)
