@@ -48,6 +48,10 @@ class Linear:
         bias = None if self.bias is None else self.bias.to(dtype)
         return F.linear(x.to(dtype), self.weight.to(dtype), bias).to(x.dtype)
 
+    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rows of the weight, as an embedding table. ids: [N] int64; returns [N, in]."""
+        return F.embedding(ids, self.weight).to(dtype)
+
     def nbytes(self) -> int:
         """Bytes of weight and bias held."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)

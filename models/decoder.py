@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from pkvchat.kernels.batch import LayerSpec
 from pkvchat.kernels.norm import add_rms_norm, rms_norm
@@ -72,7 +71,7 @@ class Decoder:
     ) -> torch.Tensor:
         """See CausalLM.forward."""
         eps, scale = self.config.rms_norm_eps, self.config.embedding_scale
-        residual = F.embedding(token_ids, self.embedding.weight).to(self.dtype)
+        residual = self.embedding.rows(token_ids, self.dtype)
         if scale != 1.0:
             residual = residual * torch.tensor(scale, dtype=self.dtype)
         rotations = [rope(positions, self.dtype) for rope in self.ropes]

@@ -47,6 +47,10 @@ class GgufCheckpoint:
     def nbytes(self, name: str) -> int:
         return self.file.tensors[name].nbytes
 
+    def quantised(self, name: str) -> tuple[str, torch.Tensor]:
+        order = self._row_order(name)
+        return self.file.tensors[name].type.name, self.file.raw_rows(name, order)
+
     def read_into(self, name: str, out: torch.Tensor) -> None:
         self.file.read_into(name, out, self._row_order(name))
 

@@ -6,6 +6,7 @@ gguf-py trusts it and takes seconds over a vocabulary. Layout: docs/gguf.md of g
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Callable
@@ -123,7 +124,8 @@ class GgufFile:
             with path.open("rb") as file:
                 if path.stat().st_size < 24:
                     raise ModelError(f"{path}: too short to be a GGUF file; {DAMAGED}")
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                # Copy on write: torch takes no read-only memory. Nothing ever writes.
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
         cursor = _Cursor(self._map, path)
@@ -198,6 +200,16 @@ class GgufFile:
             raise cursor.fail(f"tensor '{name}' of type {kind.name} has shape {list(shape)}")
         return elements // block * block_bytes
 
+    def raw_rows(self, name: str, rows: np.ndarray | None = None) -> torch.Tensor:
+        """The stored blocks of a matrix, [rows, bytes of a row] uint8, mapped where not reordered.
+
+        rows: which stored row each row of the result is; None keeps the order.
+        """
+        tensor = self.tensors[name]
+        raw = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.start)
+        raw = raw.reshape(math.prod(tensor.shape[:-1]), -1)
+        return torch.from_numpy(raw if rows is None else raw[rows])
+
     def read_into(self, name: str, out: torch.Tensor, rows: np.ndarray | None = None) -> None:
         """Dequantise tensor ``name`` into ``out`` (same shape, any float dtype and device).
 
@@ -206,7 +218,7 @@ class GgufFile:
         tensor = self.tensors[name]
         raw = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.start)
         if len(tensor.shape) == 1:
-            values = torch.from_numpy(_dequantise(raw, tensor.type).copy())
+            values = torch.from_numpy(quants.dequantize(raw, tensor.type))
             out.copy_(values if rows is None else values[torch.from_numpy(rows)])
             return
         width = tensor.shape[-1]
@@ -216,16 +228,10 @@ class GgufFile:
         def convert(start: int) -> None:
             part = slice(start, start + step)
             chunk = raw[part] if rows is None else raw[rows[part]]
-            out[part].copy_(torch.from_numpy(_dequantise(chunk, tensor.type)))
+            out[part].copy_(torch.from_numpy(quants.dequantize(chunk, tensor.type)))
 
         step = max(1, CHUNK_ELEMENTS // width)
         _in_threads(convert, range(0, len(raw), step))
-
-
-def _dequantise(raw: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
-    # torch wants a writable array; F32 comes back as a view of the file.
-    values = quants.dequantize(raw, kind)
-    return values if values.flags.writeable else values.copy()
 
 
 def _in_threads(work: Callable[[int], None], starts: range) -> None:

@@ -84,7 +84,8 @@ def _llama3(inv_freq: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
-    return inv_freq * (keep + (1 - keep) / scaling["factor"])
+    blend: torch.Tensor = keep + (1 - keep) / scaling["factor"]
+    return inv_freq * blend
 
 
 def _yarn(

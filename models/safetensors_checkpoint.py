@@ -92,6 +92,9 @@ class SafetensorsCheckpoint:
     def nbytes(self, name: str) -> int:
         return self._nbytes[name]
 
+    def quantised(self, name: str) -> tuple[str, torch.Tensor] | None:
+        return None
+
     def read_into(self, name: str, out: torch.Tensor) -> None:
         sources = self._sources[name]
         parts = out.unbind() if EXPERT.search(sources[0][1]) else [out]

@@ -5,6 +5,7 @@ Tensors go by GGUF's names ("blk.0.attn_q.weight") whatever the format.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,9 @@ from typing import Protocol
 import torch
 
 from pkvchat.kernels.linear import Linear, LinearTypes
+from pkvchat.kernels.packed import BITS as PACKED_BITS
+from pkvchat.kernels.packed import PackedLinear
+from pkvchat.kernels.quant_formats import TYPES as QUANT_TYPES
 
 from .config import ModelConfig
 from .errors import ModelError
@@ -19,6 +23,15 @@ from .vocabulary import Vocabulary
 
 Progress = Callable[[str, int, int], None]  # stage, done, total (0 where unknown)
 Shape = tuple[int, ...]
+QUANT_BITS = {name: kind.field_bits + kind.high_bits for name, kind in QUANT_TYPES.items()}
+
+
+class Product(Protocol):
+    """What a weight matrix is to a block: linear.Linear, or one whose weights stay quantised."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor: ...
 
 
 class Checkpoint(Protocol):
@@ -38,6 +51,11 @@ class Checkpoint(Protocol):
 
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor as stored."""
+
+    def quantised(self, name: str) -> tuple[str, torch.Tensor] | None:
+        """The stored blocks of a matrix, [rows, row_bytes] uint8 on the CPU, and their type by
+        GGUF's name; None where the format has no blocks.
+        """
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
         """Convert the tensor into ``out``: same shape, any float dtype, any device."""
@@ -69,17 +87,35 @@ class WeightReader:
         """A norm's weight, [size]."""
         return self._stack({name: (size,)}, self.dtype)
 
-    def linear(self, parts: Mapping[str, int], width: int, *, bias: bool = False) -> Linear:
+    def linear(self, parts: Mapping[str, int], width: int, *, bias: bool = False) -> Product:
         """One product of several: ``parts`` gives names (less ".weight") and their output rows."""
-        weight = self._stack(
-            {f"{name}.weight": (rows, width) for name, rows in parts.items()}, self.types.weight
-        )
         added = None
         if bias:
-            added = self._stack(
-                {f"{name}.bias": (rows,) for name, rows in parts.items()}, self.types.weight
-            )
-        return Linear(weight, added, types=self.types)
+            biases = {f"{name}.bias": (rows,) for name, rows in parts.items()}
+            added = self._stack(biases, self.types.weight)
+        matrices = {f"{name}.weight": (rows, width) for name, rows in parts.items()}
+        blocks = self._blocks(matrices)
+        if blocks and self.device.type == "cuda":
+            from pkvchat.kernels.quant_linear import QuantLinear  # needs Triton
+
+            moved = [(kind, raw.to(self.device)) for kind, raw in blocks]
+            return QuantLinear(moved, width, added)
+        if blocks:
+            return PackedLinear(blocks, added, few_limit=self.types.few_limit)
+        return Linear(self._stack(matrices, self.types.weight), added, types=self.types)
+
+    def _blocks(self, matrices: Mapping[str, Shape]) -> list[tuple[str, torch.Tensor]]:
+        """Stored blocks of all ``matrices`` where they can stay as they are, else []."""
+        for name, shape in matrices.items():
+            self._check(name, shape)
+        bits = QUANT_BITS if self.device.type == "cuda" else PACKED_BITS
+        blocks = [self.checkpoint.quantised(name) for name in matrices]
+        found = [b for b in blocks if b and bits.get(b[0], math.inf) <= self.types.packed_bits]
+        if len(found) < len(matrices):
+            return []
+        for name in matrices:
+            self._count(name, self.checkpoint.nbytes(name))
+        return found
 
     def experts(self, name: str, count: int, rows: int, width: int) -> list[Linear]:
         """The tensor [count, rows, width] as one product an expert."""
@@ -95,11 +131,14 @@ class WeightReader:
         out = torch.empty((sum(rows), *inner), dtype=dtype, device=self.device)
         for name, part in zip(parts, torch.split(out, rows), strict=True):
             self.checkpoint.read_into(name, part)
-            self._taken.add(name)
-            self._done += self.checkpoint.nbytes(name)
-            self.progress("weights", self._done, self._total)
-        self.nbytes += out.nbytes
+            self._count(name, part.nbytes)
         return out
+
+    def _count(self, name: str, nbytes: int) -> None:
+        self._taken.add(name)
+        self.nbytes += nbytes
+        self._done += self.checkpoint.nbytes(name)
+        self.progress("weights", self._done, self._total)
 
     def _check(self, name: str, shape: Shape) -> None:
         found = self.checkpoint.shapes.get(name)
