@@ -16,7 +16,7 @@ _UNITS = 16  # of a row, per program
 
 @triton.jit(
     do_not_specialize=["first_row", "num_rows"],
-    do_not_specialize_on_alignment=["high_ptr", "scales_ptr", "minima_ptr", "supers_ptr"],
+    do_not_specialize_on_alignment=["high_ptr", "scales_ptr", "supers_ptr"],
 )
 def dequantise_kernel(
     out_ptr,
@@ -24,7 +24,6 @@ def dequantise_kernel(
     low_ptr,
     high_ptr,
     scales_ptr,
-    minima_ptr,
     supers_ptr,
     first_row,
     num_rows,
@@ -47,7 +46,6 @@ def dequantise_kernel(
         low_ptr,
         high_ptr,
         scales_ptr,
-        minima_ptr,
         supers_ptr,
         row.to(tl.int64),
         tl.program_id(1) * UNITS,

@@ -18,15 +18,16 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .quant_formats import Planes
-from .quant_tiles_triton import weight_slots
+from .quant_tiles_triton import has_dependent_launch, weight_slots
 
 
 # Alignment: see quant_gemv_triton. The rest varies from step to step and must not recompile.
 @triton.jit(
     do_not_specialize=["num_rows", "part_units"],
-    do_not_specialize_on_alignment=["high_ptr", "scales_ptr", "minima_ptr", "supers_ptr"],
+    do_not_specialize_on_alignment=["high_ptr", "scales_ptr", "supers_ptr"],
 )
 def gemm_kernel(
     x_ptr,
@@ -35,7 +36,6 @@ def gemm_kernel(
     low_ptr,
     high_ptr,
     scales_ptr,
-    minima_ptr,
     supers_ptr,
     num_rows,
     out_features,
@@ -47,15 +47,20 @@ def gemm_kernel(
     HIGH: tl.constexpr,
     WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    RAGGED: tl.constexpr,
     ROWS: tl.constexpr,
     X_ROWS: tl.constexpr,
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """out[part, m, n] = sum over the part's k of x[m, k] * w[n, k] (+ bias[n]).
 
     Grid: tiles of ROWS output features, tiles of X_ROWS rows of x, parts of ``part_units`` units.
     """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     UNIT: tl.constexpr = 128 // FIELD
     SLOTS: tl.constexpr = 32 // FIELD
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
@@ -63,8 +68,7 @@ def gemm_kernel(
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     m = tl.program_id(1) * X_ROWS + tl.arange(0, X_ROWS)
     part = tl.program_id(2)
-    row = tl.minimum(n, out_features - 1).to(tl.int64)[None, :]
-    x_row = x_ptr + tl.minimum(m, num_rows - 1)[:, None] * WIDTH
+    row = (tl.minimum(n, out_features - 1) if RAGGED else n).to(tl.int64)[None, :]
     # Place j of the products' k holds weight ``k`` of four units.
     j = tl.arange(0, 4 * UNIT)
     k = j // 2 % 4 * UNIT + j // 16 * 4 + j // 8 % 2 * 2 + j % 2
@@ -76,7 +80,6 @@ def gemm_kernel(
             low_ptr,
             high_ptr,
             scales_ptr,
-            minima_ptr,
             supers_ptr,
             row,
             unit,
@@ -92,8 +95,8 @@ def gemm_kernel(
         w = tl.permute(w, [7, 1, 0, 2, 3, 5, 4, 6])
         w = tl.reshape(w, [4 * UNIT, ROWS])
         k_of_x = (unit * UNIT + k)[None, :]
-        in_row = (k_of_x < WIDTH) | (WIDTH % (4 * UNIT) == 0)
-        x = tl.load(x_row + k_of_x, mask=in_row, other=0.0)
+        x_ok = (m < num_rows)[:, None] & ((k_of_x < WIDTH) | (WIDTH % (4 * UNIT) == 0))
+        x = tl.load(x_ptr + m.to(tl.int64)[:, None] * WIDTH + k_of_x, mask=x_ok, other=0.0)
         acc = tl.dot(tl.trans(w), tl.trans(x), acc, input_precision="ieee")
     acc *= 2.0**LOWER
     n = tl.reshape(n, [ROWS // (16 * WARPS), 2, WARPS, 8])
@@ -120,8 +123,12 @@ def _sum_parts_kernel(
     out_stride,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """out[m, n] = sum over parts, in order, of parts[part, m, n] (+ bias[n])."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     m = tl.program_id(1)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = n < out_features
@@ -178,7 +185,7 @@ def gemm(
     row_units = width // kind.unit
     part_units = triton.cdiv(row_units, 4 * config.parts) * 4
     parts = triton.cdiv(row_units, part_units)
-    split = parts > 1
+    split, pdl = parts > 1, has_dependent_launch(x.device)
     target = out
     if split:
         target = x.new_empty(parts, num_rows, planes.rows, dtype=torch.float32)
@@ -198,11 +205,14 @@ def gemm(
         HIGH=kind.high_bits,
         WIDTH=width,
         HAS_BIAS=bias is not None and not split,
+        RAGGED=planes.rows % config.rows != 0,
         ROWS=config.rows,
         X_ROWS=config.x_rows,
         WARPS=config.warps,
         STAGES=config.stages,
+        PDL=pdl,
         num_warps=config.warps,
+        launch_pdl=pdl,
     )
     if split:
         _sum_parts_kernel[(triton.cdiv(planes.rows, 512), num_rows)](
@@ -215,4 +225,6 @@ def gemm(
             out.stride(0),
             HAS_BIAS=bias is not None,
             BLOCK=512,
+            PDL=pdl,
+            launch_pdl=pdl,
         )

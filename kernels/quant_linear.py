@@ -12,6 +12,7 @@ from .quant_formats import Planes, pack, stack
 from .quant_gemm_triton import gemm, gemm_config
 from .quant_gemv_triton import gemv
 
+GEMV_LIMIT = 2
 GEMM_LIMIT = 64
 """Rows of x up to which tiles are dequantised on the way to the tensor cores. More rows repay
 writing the weights out in 16 bits for the vendor's product (benchmarks/h200-quantised-matmul.md).
@@ -73,9 +74,9 @@ def _multiply(
     planes: Planes, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
 ) -> None:
     num_rows = x.shape[0]
-    if num_rows == 1:
-        gemv(planes, x[0], out[0], bias)
-    elif num_rows <= GEMM_LIMIT:
+    if 0 < num_rows <= GEMV_LIMIT:
+        gemv(planes, x, out, bias)
+    elif 0 < num_rows <= GEMM_LIMIT:
         gemm(planes, x, out, bias, gemm_config(planes, num_rows))
     elif num_rows:
         _multiply_written_out(planes, x, out, bias)

@@ -10,18 +10,35 @@ The same source runs compiled on CUDA and under ``TRITON_INTERPRET=1`` on CPU te
 
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 
 
+@functools.cache
+def has_dependent_launch(device: torch.device) -> bool:
+    """Whether a kernel can start while the one in front of it drains."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@triton.constexpr_function
+def field_at(slot, field):
+    """Bit at which ``field`` puts a field. The upper half of a word is shifted down to bit 4 or 7,
+    not 0, where masking would compile to a slower bit-field extraction."""
+    half = 16 // field
+    return field * slot if slot < half else field * (slot - half) + (4 if field == 4 else 7)
+
+
 @triton.jit
 def field(low, high, SLOT: tl.constexpr, FIELD: tl.constexpr, HIGH: tl.constexpr):
-    """Field SLOT of each word as q * 2**(at - 149), subnormal in float32; at: ``field_at``.
+    """Field SLOT of each word as q * 2**(field_at - 149), subnormal in float32.
 
     low: int32 words. high: int32, the word's high bits, HIGH per field (0: none, ignored).
     """
-    AT: tl.constexpr = FIELD * (SLOT % (16 // FIELD))
-    word = low if SLOT < 16 // FIELD else low >> 16
+    AT: tl.constexpr = field_at(SLOT, FIELD)
+    word = low >> (FIELD * SLOT - AT)
     q = word & (((1 << FIELD) - 1) << AT)
     if HIGH > 0:
         FROM: tl.constexpr = SLOT % 2 * 4 + SLOT // 2 if HIGH == 1 else SLOT % 4 * 4 + SLOT // 4 * 2
@@ -32,7 +49,7 @@ def field(low, high, SLOT: tl.constexpr, FIELD: tl.constexpr, HIGH: tl.constexpr
 @triton.jit
 def _low_half(pair):
     """The fp16 in the low 16 bits of an int32, as float32."""
-    return (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return pair.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -41,46 +58,61 @@ def _high_half(pair):
 
 
 @triton.jit
+def split_words(x):
+    """The four words of each unit: [4 * U, R] as four [U, R]."""
+    x = tl.permute(tl.reshape(x, [x.shape[0] // 4, 2, 2, x.shape[1]]), [0, 3, 1, 2])
+    even, odd = tl.split(x)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
 def group_scales(
     scales_ptr,
-    minima_ptr,
     supers_ptr,
     row,
-    unit,
-    mask,
+    first_unit,
+    UNITS: tl.constexpr,
     HALF: tl.constexpr,
     TYPE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """(scale, bias) float32 of units of rows, so that a weight is scale * q + bias.
+    """(scale, bias) [UNITS, ROWS] float32 of units of rows: a weight is scale * q + bias.
 
-    row, unit: integers that broadcast together. WIDTH: in_features. HALF: which half of a unit,
-    where the halves differ (Q6_K).
+    row: [1, ROWS]. WIDTH: in_features. HALF: of a unit, where the halves differ (Q6_K). Zero past
+    the end of a row.
     """
-    if TYPE == "Q4_0":
-        scale = tl.load(scales_ptr + row * (WIDTH // 32) + unit, mask=mask, other=0.0)
-        scale = scale.to(tl.float32)
-        bias = scale * -8.0
+    UNIT: tl.constexpr = 16 if TYPE == "Q8_0" else 32
+    unit = first_unit + tl.arange(0, UNITS)[:, None]
+    mask = (unit < WIDTH // UNIT) | (WIDTH // UNIT % UNITS == 0)  # folds to no mask
+    if TYPE == "Q4_K" or TYPE == "Q5_K":
+        word = first_unit * 4 + tl.arange(0, 4 * UNITS)[:, None]
+        mask = (word < WIDTH // 8) | (WIDTH // 32 % UNITS == 0)
+        at = scales_ptr + row * (WIDTH // 64) + (word // 32 * 4 + word % 4)
+        words = tl.load(tl.multiple_of(at, (16, 1)), mask=mask, other=0)
+        supers, scale, least, top = split_words(words)
+        shift = unit % 8 * 4
+        top = top >> shift
+        scale = ((scale >> shift) & 15) | ((top << 4) & 48)
+        least = ((least >> shift) & 15) | ((top << 2) & 48)
+        scale = _low_half(supers) * scale.to(tl.float32)
+        bias = -(_high_half(supers) * least.to(tl.float32))
+    elif TYPE == "Q6_K":
+        pair = tl.load(scales_ptr + row * (WIDTH // 32) + unit, mask=mask, other=0).to(tl.int32)
+        scale = (pair << 24) >> 24 if HALF == 0 else pair >> 8
+        d = tl.load(supers_ptr + row * (WIDTH // 256) + unit // 8, mask=mask, other=0.0)
+        scale = scale.to(tl.float32) * d.to(tl.float32)
+        bias = scale * -32.0
     elif TYPE == "Q4_1":
         pair = tl.load(scales_ptr + row * (WIDTH // 32) + unit, mask=mask, other=0)
         scale = _low_half(pair)
         bias = _high_half(pair)
-    elif TYPE == "Q8_0":
-        scale = tl.load(scales_ptr + row * (WIDTH // 32) + unit // 2, mask=mask, other=0.0)
-        scale = scale.to(tl.float32)
-        bias = scale * -128.0
-    elif TYPE == "Q6_K":
-        scale = tl.load(scales_ptr + row * (WIDTH // 16) + unit * 2 + HALF, mask=mask, other=0)
-        d = tl.load(supers_ptr + row * (WIDTH // 256) + unit // 8, mask=mask, other=0.0)
-        scale = scale.to(tl.float32) * d.to(tl.float32)
-        bias = scale * -32.0
     else:
-        pair = tl.load(supers_ptr + row * (WIDTH // 256) + unit // 8, mask=mask, other=0)
-        field = tl.load(scales_ptr + row * (WIDTH // 32) + unit, mask=mask, other=0).to(tl.int32)
-        top = tl.load(minima_ptr + row * (WIDTH // 64) + unit // 2, mask=mask, other=0)
-        least = (field >> 6) | (((top.to(tl.int32) >> (unit % 2 * 4)) & 15) << 2)
-        scale = _low_half(pair) * (field & 63).to(tl.float32)
-        bias = -(_high_half(pair) * least.to(tl.float32))
+        block = unit // 2 if TYPE == "Q8_0" else unit
+        d = tl.load(scales_ptr + row * (WIDTH // 32) + block, mask=mask, other=0.0)
+        scale = d.to(tl.float32)
+        bias = scale * (-128.0 if TYPE == "Q8_0" else -8.0)
     return scale, bias
 
 
@@ -89,7 +121,6 @@ def weight_slots(
     low_ptr,
     high_ptr,
     scales_ptr,
-    minima_ptr,
     supers_ptr,
     row,
     first_unit,
@@ -108,19 +139,15 @@ def weight_slots(
     """
     ROW_UNITS: tl.constexpr = WIDTH * FIELD // 128
     WHOLE: tl.constexpr = ROW_UNITS % UNITS == 0
-    unit = first_unit + tl.arange(0, UNITS)[:, None]
     word = first_unit * 4 + tl.arange(0, 4 * UNITS)[:, None]
-    unit_ok = (unit < ROW_UNITS) | WHOLE  # folds to no mask
-    word_ok = (word < 4 * ROW_UNITS) | WHOLE
+    word_ok = (word < 4 * ROW_UNITS) | WHOLE  # folds to no mask
     at = row * (4 * ROW_UNITS)
     low = tl.load(low_ptr + at + word, mask=word_ok, other=0)
     high = low
     if HIGH > 0:
         high_at = tl.multiple_of(high_ptr + at + word, (4 * HIGH, 1))
         high = tl.load(high_at, mask=word_ok, other=0).to(tl.int32)
-    scale, bias = group_scales(
-        scales_ptr, minima_ptr, supers_ptr, row, unit, unit_ok, 0, TYPE, WIDTH
-    )
+    scale, bias = group_scales(scales_ptr, supers_ptr, row, first_unit, UNITS, 0, TYPE, WIDTH)
     scale = _to_words(scale)
     bias = _to_words(bias * 2.0**-LOWER)
     w0 = _weight(low, high, scale, bias, 0, FIELD, HIGH, LOWER).to(DTYPE)
@@ -133,7 +160,7 @@ def weight_slots(
     else:
         if TYPE == "Q6_K":
             scale, bias = group_scales(
-                scales_ptr, minima_ptr, supers_ptr, row, unit, unit_ok, 1, TYPE, WIDTH
+                scales_ptr, supers_ptr, row, first_unit, UNITS, 1, TYPE, WIDTH
             )
             scale = _to_words(scale)
             bias = _to_words(bias * 2.0**-LOWER)
@@ -158,7 +185,7 @@ def _weight(
     HIGH: tl.constexpr,
     LOWER: tl.constexpr,
 ):
-    AT: tl.constexpr = FIELD * (SLOT % (16 // FIELD))
+    AT: tl.constexpr = field_at(SLOT, FIELD)
     q = field(low, high, SLOT, FIELD, HIGH)
     if LOWER == 0:
         # 2**(149 - AT) is beyond float32: raised in two steps.

@@ -72,15 +72,18 @@ def test_refuses_what_it_cannot_repack():
         pack("Q4_0", torch.zeros(2, 20, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("width", [768, 1024])  # a tail of the walk, and none
+@pytest.mark.parametrize(("num_x", "rows", "width"), [(1, 13, 768), (3, 8, 1024)])
 @pytest.mark.parametrize("name", TYPES)
-def test_one_row(triton_device, name, width):
-    raw, x, bias = random_rows(name, 13, width), torch.randn(width).half(), torch.randn(13)
-    out = torch.full((13,), float("nan"), device=triton_device)
-    planes = pack(name, raw.to(triton_device))
+def test_a_few_rows(triton_device, name, num_x, rows, width):
+    """A row walk with a tail and without, output rows that fill the programs and that don't."""
+    raw, x, bias = random_rows(name, rows, width), torch.randn(num_x, width), torch.randn(rows)
+    whole = torch.full((num_x, rows + 3), float("nan"), device=triton_device)
+    planes, x = pack(name, raw.to(triton_device)), x.half()
     config = GemvConfig(rows=4, warps=1)
-    gemv(planes, x.to(triton_device), out, bias.to(triton_device), config)
-    assert error(out, reference(name, raw).double() @ x.double() + bias) < 1e-6
+    gemv(planes, x.to(triton_device), whole[:, 1:-2], bias.to(triton_device), config)
+    expected = x.double() @ reference(name, raw).double().T + bias
+    assert error(whole[:, 1:-2], expected) < 1e-6
+    assert whole[:, [0, -2, -1]].isnan().all()
 
 
 @pytest.mark.parametrize(
