@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,16 @@ class LinearTypes:
     def uniform(cls, dtype: torch.dtype) -> LinearTypes:
         """One dtype for everything."""
         return cls(weight=dtype, few_rows=dtype, many_rows=dtype)
+
+    def without_float16(self) -> LinearTypes:
+        """For models whose activations pass float16's largest value, 65504."""
+        instead = {torch.float16: torch.float32}
+        return replace(
+            self,
+            weight=torch.bfloat16 if self.weight == torch.float16 else self.weight,
+            few_rows=instead.get(self.few_rows, self.few_rows),
+            many_rows=instead.get(self.many_rows, self.many_rows),
+        )
 
 
 class Linear:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from itertools import cycle
 from typing import TypeVar
 
@@ -19,14 +20,16 @@ from .calibration import DeviceTypes, Progress
 from .gather import Gather, Scratch
 from .kv import allocate_kv
 from .linear import Linear, LinearTypes
-from .packed import GROUP, Codes, PackedLinear
+from .packed import PackedLinear
 from .tasks import Task
 
 K = TypeVar("K", bound=Hashable)
+_Linears = Sequence[Linear | PackedLinear]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # from the most exact to the least
 _GAIN = 0.9  # what is less exact must take less than this share of the time
-_FEW_ROWS = (2, 4, 8, 16, 32, 64)
+_HALF = 1.1  # float16, half the memory of float32, may take this share of its time
+_FEW_ROWS = (2, 4, 8, 16, 24, 32, 48, 64)
 _MANY_ROWS = 128
 _OUT, _IN = 1024, 768  # of the matrices timed
 _COLD_BYTES = 32 << 20  # beyond a core's caches: a decode step finds its weights in memory
@@ -35,47 +38,45 @@ _CONTEXT = 2048  # tokens of the attention timed
 
 def measure_types(progress: Progress) -> DeviceTypes:
     """Which dtypes this CPU is fast in; one without fast 16-bit arithmetic ends with float32."""
-    stage = "measuring this processor"
-    progress(stage, 0, 4)
+    stage, steps = "measuring this processor", 4
+    progress(stage, 0, steps)
     uniform = {dtype: _cold_linears(LinearTypes.uniform(dtype)) for dtype in _DTYPES}
-    one = _best({dtype: _products(uniform[dtype], 1, dtype) for dtype in _DTYPES}, seconds=0.4)
-    many = _best({dtype: _products(uniform[dtype], _MANY_ROWS, dtype) for dtype in _DTYPES}, 0.4)
-    few_rows, many_rows = _pick(one), _pick(many)
-    progress(stage, 1, 4)
-    packed = _best(
-        {bits: _products(_cold_packed(bits), 1, torch.bfloat16) for bits in (4, 8)}, seconds=0.3
-    )
-    packed_bits = max((bits for bits in packed if packed[bits] < _GAIN * one[few_rows]), default=0)
-    progress(stage, 2, 4)
-    few_limit = _few_limit(few_rows, many_rows)
-    progress(stage, 3, 4)
-    kv = _pick(_best({dtype: _attention(dtype) for dtype in _DTYPES}, seconds=0.4))
-    progress(stage, 4, 4)
-    halved = packed_bits or torch.bfloat16 in (few_rows, many_rows)
-    return DeviceTypes(
-        LinearTypes(few_rows, few_rows, many_rows, few_limit, packed_bits),
-        activation=torch.bfloat16 if halved else torch.float32,
-        kv=kv,
-    )
+    one = _best({dtype: _products(uniform[dtype], 1) for dtype in _DTYPES}, 0.4)
+    jobs = {dtype: _products(uniform[dtype], _MANY_ROWS) for dtype in _DTYPES}
+    few_rows, many_rows = _pick(one), _pick(_best(jobs, 0.4))
+    progress(stage, 1, steps)
+    types = LinearTypes(few_rows, few_rows, many_rows, few_limit=max(_FEW_ROWS))
+    packed = {bits: _cold_packed(bits, types) for bits in (4, 8)}
+    times = _best({bits: _products(packed[bits], 1) for bits in packed}, 0.3)
+    packed_bits = max((b for b in packed if times[b] < _GAIN * one[few_rows]), default=0)
+    types = replace(types, packed_bits=packed_bits)
+    progress(stage, 2, steps)
+    if packed_bits:
+        few_limit = _few_limit(packed[4], _cold_packed(4, replace(types, few_limit=0)))
+    else:
+        many = replace(types, few_limit=0)
+        few_limit = _few_limit(_cold_linears(types), _cold_linears(many))
+    progress(stage, 3, steps)
+    kv = _pick(_best({dtype: _attention(dtype) for dtype in _DTYPES}, 0.4))
+    progress(stage, steps, steps)
+    # Between products float32 is as fast: there, what counts is the number of operations.
+    return DeviceTypes(replace(types, few_limit=few_limit), torch.float32, kv)
 
 
-def _few_limit(few_rows: torch.dtype, many_rows: torch.dtype) -> int:
-    """The most rows for which ``few_rows`` beats converting the weights to ``many_rows``."""
-    if few_rows == many_rows:
-        return max(_FEW_ROWS)
-    as_few = _cold_linears(LinearTypes(few_rows, few_rows, many_rows, few_limit=max(_FEW_ROWS)))
-    as_many = _cold_linears(LinearTypes(few_rows, few_rows, many_rows, few_limit=0))
-    few = _best({rows: _products(as_few, rows, few_rows) for rows in _FEW_ROWS}, seconds=0.4)
-    many = _best({rows: _products(as_many, rows, many_rows) for rows in _FEW_ROWS}, seconds=0.4)
+def _few_limit(as_few: _Linears, as_many: _Linears) -> int:
+    """The most rows for which the path for few rows beats the one for many."""
+    few = _best({rows: _products(as_few, rows) for rows in _FEW_ROWS}, 0.4)
+    many = _best({rows: _products(as_many, rows) for rows in _FEW_ROWS}, 0.4)
     return max((rows for rows in _FEW_ROWS if few[rows] <= many[rows]), default=1)
 
 
 def _pick(times: Mapping[torch.dtype, float]) -> torch.dtype:
-    """The fastest, as far as it gains enough on those more exact than it."""
-    picked = _DTYPES[0]
-    for dtype in _DTYPES[1:]:
-        if times[dtype] < _GAIN * times[picked]:
-            picked = dtype
+    """The most exact dtype of those that are about as fast as the fastest."""
+    picked = torch.float32
+    if times[torch.float16] < _HALF * times[picked]:
+        picked = torch.float16
+    if times[torch.bfloat16] < _GAIN * times[picked]:
+        picked = torch.bfloat16
     return picked
 
 
@@ -94,11 +95,9 @@ def _best(jobs: Mapping[K, Callable[[], object]], seconds: float) -> dict[K, flo
     return best
 
 
-def _products(
-    linears: Sequence[Linear | PackedLinear], rows: int, dtype: torch.dtype
-) -> Callable[[], object]:
-    """One product of ``rows`` rows in ``dtype``, each time with the next matrix."""
-    x, turn = torch.ones(rows, _IN, dtype=dtype), cycle(linears)
+def _products(linears: _Linears, rows: int) -> Callable[[], object]:
+    """One product of ``rows`` float32 rows, each time with the next matrix."""
+    x, turn = torch.ones(rows, _IN), cycle(linears)
     return lambda: next(turn)(x)
 
 
@@ -107,11 +106,11 @@ def _cold_linears(types: LinearTypes) -> list[Linear]:
     return [Linear(torch.ones(_OUT, _IN, dtype=types.weight), types=types) for _ in range(count)]
 
 
-def _cold_packed(bits: int) -> list[PackedLinear]:
-    maps = torch.ones(_OUT, _IN // GROUP)
-    codes = Codes(torch.ones(_OUT, _IN, dtype=torch.uint8), maps, maps, bits)
-    linear = PackedLinear(codes, few_limit=1)
-    return [deepcopy(linear) for _ in range(_COLD_BYTES // linear.nbytes())]
+def _cold_packed(bits: int, types: LinearTypes) -> list[PackedLinear]:
+    name, block_bytes = {4: ("Q4_0", 18), 8: ("Q8_0", 34)}[bits]
+    raw = torch.ones(_OUT, _IN // 32 * block_bytes, dtype=torch.uint8)
+    linear = PackedLinear([(name, raw)], types=types)
+    return [deepcopy(linear) for _ in range(max(2, _COLD_BYTES * 8 // (_OUT * _IN * bits)))]
 
 
 def _attention(dtype: torch.dtype) -> Callable[[], object]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from .linear import LinearTypes
 from .quant_formats import Planes, dequantise, fields, pack, scales_and_biases
 
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_K": 8, "Q8_0": 8}
@@ -27,8 +28,8 @@ _multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
 class PackedLinear:
     """``y = x @ weight.T + bias``; the weight is GGUF matrices one above the other.
 
-    Products of more than ``few_limit`` rows go to a dense copy, as arithmetic binds them: the
-    int4 kernel has no fast path for many rows. Scales are rounded to bfloat16.
+    Products of many rows, which arithmetic binds, go to a dense copy in ``types.many_rows``.
+    Scales are rounded to bfloat16.
     """
 
     def __init__(
@@ -36,25 +37,24 @@ class PackedLinear:
         parts: Sequence[tuple[str, torch.Tensor]],
         bias: torch.Tensor | None = None,
         *,
-        few_limit: int,
-        dense: torch.dtype | None = torch.bfloat16,
+        types: LinearTypes,
     ) -> None:
         """parts: quant type, one of BITS, and raw rows [out, row_bytes] uint8 of each matrix.
 
-        bias: [sum of out]. dense: of the copy for many rows; None keeps none.
+        bias: [sum of out].
         """
         packed = [pack(name, raw) for name, raw in parts]
         self.out_features = sum(planes.rows for planes in packed)
         wide = any(BITS[name] > 4 for name, _ in parts)
         self.planes = _int4_planes(packed, wide)
         self.bias = bias
-        self.few_limit = few_limit
-        self.dense = None if dense is None else torch.cat([dequantise(p).to(dense) for p in packed])
+        self.few_limit = types.few_limit
+        self.dense = torch.cat([dequantise(planes).to(types.many_rows) for planes in packed])
         self._raw = parts[0]  # memory mapped where it comes from a file
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [N, in]; returns [N, out] in x's dtype."""
-        if self.dense is not None and x.shape[0] > self.few_limit:
+        if x.shape[0] > self.few_limit:
             y = F.linear(x.to(self.dense.dtype), self.dense)
         else:
             y = self._few(x.to(torch.bfloat16))
@@ -77,7 +77,7 @@ class PackedLinear:
     def nbytes(self) -> int:
         """Bytes held, the dense copy included."""
         tensors = [tensor for plane in self.planes for tensor in plane]
-        tensors += [tensor for tensor in (self.bias, self.dense) if tensor is not None]
+        tensors += [tensor for tensor in (self.dense, self.bias) if tensor is not None]
         return sum(tensor.nbytes for tensor in tensors)
 
 

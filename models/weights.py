@@ -101,7 +101,7 @@ class WeightReader:
             moved = [(kind, raw.to(self.device)) for kind, raw in blocks]
             return QuantLinear(moved, width, added)
         if blocks:
-            return PackedLinear(blocks, added, few_limit=self.types.few_limit)
+            return PackedLinear(blocks, added, types=self.types)
         return Linear(self._stack(matrices, self.types.weight), added, types=self.types)
 
     def _blocks(self, matrices: Mapping[str, Shape]) -> list[tuple[str, torch.Tensor]]:
