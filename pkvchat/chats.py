@@ -34,7 +34,8 @@ class Version:
 
 @dataclass(eq=False)
 class Message:
-    """role: "system", "user", "assistant", or "note" for the app's own lines, never sent.
+    """role: "system", "user", "assistant"; "note" for the app's own lines, never sent; "cut" for
+    the line from which on the model reads.
 
     queued: a prompt that waits for the running answer to end.
     """
@@ -88,19 +89,24 @@ class Chat:
             self.title = title_of(text)
         return message
 
+    def first_read(self) -> int:
+        """The index from which on the model reads: after the last cut."""
+        cuts = [index for index, m in enumerate(self.messages) if m.role == "cut"]
+        return cuts[-1] + 1 if cuts else 0
+
     def conversation(self, end: int | None = None) -> tuple[ChatMessage, ...]:
         """What the model reads: the system prompt and the messages before index ``end``."""
         system = (ChatMessage("system", self.system),) if self.system else ()
         return system + tuple(
             ChatMessage(message.role, message.text)
-            for message in self.messages[:end]
+            for message in self.messages[self.first_read() : end]
             if message.role in _SENT_ROLES and message.text and not message.queued
         )
 
-    def fork(self, end: int) -> Chat:
-        """A new chat with copies of the messages before index ``end``."""
+    def fork(self, end: int, suffix: str) -> Chat:
+        """A new chat with copies of the messages before index ``end``, titled with ``suffix``."""
         return Chat(
-            title=f"{self.name} (fork)",
+            title=f"{self.name} {suffix}",
             messages=[message.copy() for message in self.messages[:end] if not message.queued],
             system=self.system,
         )

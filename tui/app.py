@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import ClassVar
 
 from textual import events, on
 from textual.app import App, ComposeResult
 from textual.containers import Vertical
-from textual.theme import BUILTIN_THEMES
 
+from pkvchat.chats import Chat
 from pkvchat.client import EngineClient
-from pkvchat.errors import UsageError
-from pkvchat.messages import (
-    Close,
-    Died,
-    Event,
-    Failed,
-    Loading,
-    PolicyChanged,
-    Ready,
-    Steps,
-    Stop,
-    Submit,
-)
+from pkvchat.errors import ChatError, UsageError
+from pkvchat.messages import Close
 from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
+from pkvchat.store import ChatStore, store_path
 
-from . import keymap
+from . import registry, view_commands
 from .clean import one_line
+from .command import CommandError
 from .composer import Composer
-from .link import EngineEvents, EngineReader
-from .meter import Meter
+from .dialogs import AskLine
+from .link import EngineEvents
 from .palette import CALM_DARK, CALM_LIGHT, THEME_NAMES, Palette
-from .panel import EngineState, Panel
+from .panel import Panel
+from .session import Session
 from .status import StatusLine, describe
-from .tab import Phase, Tab
+from .tab import Tab
 from .tabstrip import TabStrip
 from .transcript import Transcript
 
 _FRAME_S = 1 / 15  # text is drawn this often at most
 _PULSE_S = 1 / 5  # spinners, figures and progress
-_QUIT_S = 2.0  # two Ctrl+C within it quit
+_SAVE_S = 1.0
+_ONLY_LEAVE = ("stop", "help", "palette", "inspect", "find_chat")  # with a screen over the chat
 _WIDE = 100  # columns from which the panel stands beside the text
 _TALL = 20
 _LOW = 14  # rows below which there is no panel and no frame around the composer
@@ -53,36 +46,46 @@ class ChatApp(App[int]):
 
     CSS_PATH = "app.tcss"
     ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar = keymap.bindings()
+    BINDINGS: ClassVar = registry.bindings()
 
-    def __init__(self, client: EngineClient, params: SamplingParams, settings: Settings) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        params: SamplingParams,
+        settings: Settings,
+        store: ChatStore | None = None,
+    ) -> None:
         super().__init__()
         for theme in (CALM_DARK, CALM_LIGHT):
             self.register_theme(theme)
         self.theme = THEME_NAMES.get(settings.theme or "dark", settings.theme)
-        self.set_keymap(keymap.checked(settings.keys))
-        self.client = client
-        self.params = params
+        self.set_keymap(registry.checked_keys(settings.keys))
         self.settings = settings
-        self.engine = EngineState(policy=client.options.policy)
-        self.meter = Meter()
-        self.tabs = [self._fresh_tab()]
+        self.store = store
+        self.session = Session(self, client, params)
+        self.closed: list[Chat] = []
+        self.tabs = self._saved_tabs() or [self.fresh_tab()]
         self.active = 0
+        self.panel_wanted = True
+        self.quit_until = 0.0
         palette = Palette.of(self.current_theme)
         self.strip = TabStrip(palette)
         self.transcript = Transcript(self.tab.chat, palette)
-        self.panel = Panel(self.meter, self.engine, palette)
-        self.composer = Composer()
+        self.panel = Panel(self.session, palette)
+        self.history = [m.text for tab in self.tabs for m in tab.chat.messages if m.role == "user"]
+        self.composer = Composer(self.history, registry.completions)
         self.status = StatusLine(palette)
-        self._reader = EngineReader(client, self)
-        self._panel_wanted = True
         self._frame_due = False
-        self._quit_until = 0.0
+        self._unsaved: set[Tab] = set()
+        self._save_due = False
 
-    def _fresh_tab(self) -> Tab:
-        tab = Tab()
-        tab.chat.system = self.settings.system_prompt
-        return tab
+    def fresh_tab(self) -> Tab:
+        return Tab(Chat(system=self.settings.system_prompt))
+
+    def _saved_tabs(self) -> list[Tab]:
+        if self.store is None or not self.store.owns_tabs:
+            return []
+        return [Tab(chat) for chat in self.store.open_chats()]
 
     @property
     def tab(self) -> Tab:
@@ -97,16 +100,18 @@ class ChatApp(App[int]):
         yield self.status
 
     def on_mount(self) -> None:
-        self._pulse = self.set_interval(_PULSE_S, self._draw_around)
+        self._pulse = self.set_interval(_PULSE_S, self.draw_around)
         self.theme_changed_signal.subscribe(self, lambda _: self._recolour())
         self.composer.focus()
-        self._lay_out()
-        self._reader.start()
+        self.lay_out()
+        self.session.start()
         self._show_tab()
 
     def on_unmount(self) -> None:
-        self._reader.stop()
-        self.client.close()
+        self.session.close()
+        self.save_now()
+        if self.store is not None:
+            self.store.close()
 
     def _recolour(self) -> None:
         palette = Palette.of(self.current_theme)
@@ -117,14 +122,14 @@ class ChatApp(App[int]):
         self.panel.update()
 
     def on_resize(self, event: events.Resize) -> None:
-        self._lay_out()
+        self.lay_out()
 
-    def _lay_out(self) -> None:
+    def lay_out(self) -> None:
         """The panel beside the text, in one line, or away, as the window allows."""
         width, height = self.size
         self.screen.set_class(height < _LOW, "-low")
         self.panel.set_class(width < _WIDE or height < _TALL, "-line")
-        self.panel.set_class(height < _LOW or not self._panel_wanted, "-hidden")
+        self.panel.set_class(height < _LOW or not self.panel_wanted, "-hidden")
         self.call_after_refresh(self.panel.update)
 
     # --- drawing ------------------------------------------------------------------------------
@@ -135,7 +140,7 @@ class ChatApp(App[int]):
         self.transcript.show(self.tab.chat)
         self.composer.take(self.tab.chat.draft)
         self.composer.focus()
-        self._draw_around()
+        self.draw_around()
 
     def _draw_soon(self) -> None:
         """Draw the active chat within a frame, however many events come until then."""
@@ -147,207 +152,220 @@ class ChatApp(App[int]):
         self._frame_due = False
         self.transcript.update()
 
-    def _draw_around(self) -> None:
+    def draw_around(self) -> None:
         """Draw what is around the text; rests while nothing goes on."""
-        state, style = describe(self.tab, self.engine, self.meter, self.status.palette)
-        self.status.show(state, style, self._hints())
+        self._draw_status()
         self.strip.show(self.tabs, self.active)
         self.panel.update()
         if any(tab.busy for tab in self.tabs):
             self.strip.spin()
-        elif self.engine.ready or self.engine.dead:
+        elif self.session.state.ready or self.session.state.dead:
             self._pulse.pause()
+
+    def _draw_status(self) -> None:
+        typed = len(self.composer.text)
+        state, style = describe(self.tab, self.session, typed, self.status.palette)
+        self.status.show(state, style, self._hints())
+
+    def changed(self, tab: Tab) -> None:
+        """Draw and save a chat that something happened to."""
+        if tab is self.tab:
+            self._draw_soon()
+        else:
+            tab.unread = True
+        self.save_soon(tab)
+        self._wake()
 
     def _wake(self) -> None:
         self._pulse.resume()
-        self._draw_around()
 
     def _hints(self) -> str:
-        if self.engine.dead:
-            return "^R restart  ^Q quit"
-        return "Esc stop" if self.tab.busy else "^T new  ^W close  ^PgUp/PgDn switch  ^Q quit"
+        if self.session.state.dead:
+            return self._keys("retry", "quit")
+        if self.transcript.cursor is not None:
+            return "c copy  b code  e edit  f fork  ←→ answers  Enter back"
+        if self.tab.busy:
+            return self._keys("stop", "help")
+        return self._keys("help", "palette", "new_chat", "find_chat", "quit")
+
+    def _keys(self, *names: str) -> str:
+        short = {"retry": "restart", "palette": "commands", "find_chat": "chats", "new_chat": "new"}
+        keys = {name: key for name, _, key, _ in self.keys_in_force()}
+        return "  ".join(f"{keys[name]} {short.get(name, name)}" for name in names)
+
+    def keys_in_force(self) -> list[tuple[str, str, str, str]]:
+        """Name, what it does, key and slash form of every command."""
+        mine = self.settings.keys
+        return [
+            (
+                c.name,
+                c.what,
+                registry.shown_key(mine.get(c.name, c.keys)),
+                f"/{c.slash} {c.argument}".rstrip() if c.slash else "",
+            )
+            for c in registry.COMMANDS.values()
+        ]
 
     # --- what the engine says -----------------------------------------------------------------
 
     @on(EngineEvents)
     def _take_engine_events(self, message: EngineEvents) -> None:
         for event in message.events:
-            self._apply(event)
+            self.session.apply(event)
         self._pulse.resume()
 
-    def _apply(self, event: Event) -> None:
-        match event:
-            case Steps(records):
-                self.meter.add(records)
-            case Loading():
-                self.engine.stage, self.engine.done, self.engine.total = (
-                    event.stage,
-                    event.done,
-                    event.total,
-                )
-            case Ready():
-                self._engine_ready(event)
-            case PolicyChanged(name):
-                self.engine.policy = name
-            case Died(message):
-                self._engine_died(message)
-            case Failed(None, message, fatal):
-                if fatal:
-                    self._engine_died(message)
-                else:
-                    self._note(self.tab, message)
-            case _:
-                self._apply_to_chat(event)
-
-    def _apply_to_chat(self, event: Event) -> None:
-        tab = next((t for t in self.tabs if t.chat.id == getattr(event, "chat_id", None)), None)
-        if tab is None:
-            return  # of a chat that was closed meanwhile
-        put_back = tab.apply(event)
-        if put_back:
-            self._put_back(tab, put_back)
-        if tab is self.tab:
-            self._draw_soon()
-        else:
-            tab.unread = True
-        if not tab.busy and tab.ask_next():
-            self._submit(tab)
-
-    def _engine_ready(self, ready: Ready) -> None:
-        self.engine.ready, self.engine.policy, self.engine.dead = ready, ready.policy, ""
-        self.transcript.speaker = one_line(ready.model)
-        for note in ready.notes:
-            self.notify(one_line(note), markup=False, timeout=8)
-        for tab in self.tabs:
-            if tab.phase is Phase.WAITING:
-                self._submit(tab)
-
-    def _engine_died(self, why: str) -> None:
-        """Say so once, keep every word; a fatal failure and the process's end may both come."""
-        if self.engine.dead:
-            return
-        self.engine.ready, self.engine.dead = None, why
-        for tab in self.tabs:
-            if tab.busy:
-                tab.interrupted("died")
-                self._note(tab, f"{why}. Nothing is lost; Ctrl+R restarts the engine.")
-
-    def _note(self, tab: Tab, line: str) -> None:
+    def note(self, tab: Tab, line: str) -> None:
+        """A line of the app's own in a chat."""
         tab.note(line)
-        if tab is self.tab:
-            self._draw_soon()
-        else:
-            tab.unread = True
+        self.changed(tab)
 
-    def _put_back(self, tab: Tab, text: str) -> None:
+    def put_back(self, tab: Tab, text: str) -> None:
         if tab is self.tab:
             self.composer.put_back(text)
         else:
             tab.chat.draft = "\n\n".join(part for part in (text, tab.chat.draft) if part)
+            self.save_soon(tab)
 
     # --- what a person does -------------------------------------------------------------------
 
+    def action_command(self, name: str) -> None:
+        self.command(name)
+
+    def command(self, name: str, argument: str = "") -> None:
+        """Run a command; what it cannot do is said in one line."""
+        if len(self.screen_stack) > 1 and name not in ("interrupt", "quit"):
+            self.pop_screen()
+            if name in _ONLY_LEAVE:
+                return
+        try:
+            registry.COMMANDS[name].run(self, argument)
+        except (CommandError, ChatError) as error:
+            self.notify(str(error), severity="warning", markup=False)
+
     @on(Composer.Sent)
     def _send(self, message: Composer.Sent) -> None:
-        self.composer.clear()
-        tab = self.tab
-        if tab.ask(message.text):
-            self._submit(tab)
-        self._follow()
-
-    def _submit(self, tab: Tab) -> None:
-        """Send the awaited conversation, or leave it waiting for an engine that isn't ready."""
-        if self.engine.ready:
-            self.client.send(Submit(tab.chat.id, tab.conversation(), self.params))
-        self._wake()
-        if tab is self.tab:
-            self._draw_soon()
-
-    def _follow(self) -> None:
+        text = message.text
+        if text.startswith("/") and not text.startswith("//"):
+            self._run_slash(text)
+            return
+        text = text.removeprefix("/") if text.startswith("//") else text
+        self.composer.take("")
+        self.history.append(text)
+        if self.tab.ask(text):
+            self.session.submit(self.tab)
+        self.save_soon(self.tab)
         self.transcript.action_scroll_end()
-        self._wake()
+        self.draw_around()
 
-    @on(TabStrip.Picked)
-    def _pick_tab(self, message: TabStrip.Picked) -> None:
-        self.action_go_to(message.index)
+    def _run_slash(self, text: str) -> None:
+        name, _, argument = text[1:].partition(" ")
+        command = registry.SLASHES.get(name.strip())
+        if command is None:
+            self.notify(
+                f"There is no /{one_line(name)[:40]}; /help lists what there is. "
+                "Begin with // to send it.",
+                severity="warning",
+                markup=False,
+            )
+            return
+        self.composer.take("")
+        self.command(command.name, argument.strip())
+
+    def copy(self, text: str, what: str) -> None:
+        """To the terminal's clipboard (OSC 52)."""
+        self.copy_to_clipboard(text)
+        self.notify(f"Copied the {what}, {len(text):,} characters.", timeout=2)
+
+    def ask(self, question: str, initial: str, then: Callable[[str], None]) -> None:
+        """One line from the person; ``then`` is not called when they think better of it."""
+
+        def answered(line: str | None) -> None:
+            if line:
+                then(line)
+
+        self.push_screen(AskLine(question, initial), answered)
+
+    # --- tabs ---------------------------------------------------------------------------------
+
+    def open_tab(self, tab: Tab, index: int | None = None) -> None:
+        """Show a new tab, at the end or at ``index``."""
+        index = len(self.tabs) if index is None else index
+        self._keep_draft()
+        self.tabs.insert(index, tab)
+        self.active = index
+        self._show_tab()
+        self.save_soon(*self.tabs)
+
+    def open_saved(self, chat_id: str) -> None:
+        """A saved chat, in its tab if it has one."""
+        for index, tab in enumerate(self.tabs):
+            if tab.chat.id == chat_id:
+                self.go_to(index)
+                return
+        if self.store is not None:
+            self.open_tab(Tab(self.store.load(chat_id)))
+
+    def remove_tab(self, tab: Tab) -> None:
+        """Take a tab away; the last one leaves a fresh one behind."""
+        self.session.client.send(Close(tab.chat.id))
+        tab.interrupted("cancelled")
+        self._save(tab, None)
+        self.tabs.remove(tab)
+        if not self.tabs:
+            self.tabs.append(self.fresh_tab())
+        self.active = min(self.active, len(self.tabs) - 1)
+        self._show_tab()
+        self.save_soon(*self.tabs)
 
     def action_go_to(self, index: int) -> None:
+        self.go_to(index)
+
+    def go_to(self, index: int) -> None:
         if index < len(self.tabs) and index != self.active:
-            self.tab.chat.draft = self.composer.text
+            self._keep_draft()
             self.active = index
             self._show_tab()
 
-    def action_next_chat(self) -> None:
-        self.action_go_to((self.active + 1) % len(self.tabs))
+    @on(TabStrip.Picked)
+    def _pick_tab(self, message: TabStrip.Picked) -> None:
+        self.go_to(message.index)
 
-    def action_previous_chat(self) -> None:
-        self.action_go_to((self.active - 1) % len(self.tabs))
+    def _keep_draft(self) -> None:
+        self.tab.chat.draft = self.composer.full_text
 
-    def action_new_chat(self) -> None:
-        self.tabs.append(self._fresh_tab())
-        self.action_go_to(len(self.tabs) - 1)
+    # --- saving -------------------------------------------------------------------------------
 
-    def action_close_chat(self) -> None:
-        """Close the active tab; the last one leaves a fresh one behind."""
-        tab = self.tabs.pop(self.active)
-        self.client.send(Close(tab.chat.id))
-        if not self.tabs:
-            self.tabs.append(self._fresh_tab())
-        self.active = min(self.active, len(self.tabs) - 1)
-        self._show_tab()
+    def save_soon(self, *tabs: Tab) -> None:
+        """Write within a second."""
+        self._unsaved.update(tabs)
+        if self.store is not None and not self._save_due:
+            self._save_due = True
+            self.set_timer(_SAVE_S, self.save_now)
 
-    def action_stop(self) -> None:
-        """End the active chat's answer; prompts that waited behind it return to the composer."""
-        tab = self.tab
-        if not tab.busy:
+    def save_now(self) -> None:
+        self._save_due = False
+        self._keep_draft()
+        unsaved, self._unsaved = self._unsaved, set()
+        for place, tab in enumerate(self.tabs):
+            if tab in unsaved:
+                self._save(tab, place)
+
+    def _save(self, tab: Tab, place: int | None) -> None:
+        """``place`` None: the tab is being closed; a chat nothing was said in leaves no trace."""
+        if self.store is None:
             return
-        self._put_back(tab, tab.take_back_queue())
-        if tab.phase is Phase.WAITING and not self.engine.ready:
-            self._put_back(tab, tab.withdraw())
-        else:
-            self.client.send(Stop(tab.chat.id))
-        self._draw_soon()
-        self._wake()
+        try:
+            if place is None and not (tab.chat.messages or tab.chat.draft):
+                self.store.delete(tab.chat.id)
+            else:
+                self.store.save(tab.chat, place)
+        except ChatError as error:
+            self.notify(str(error), severity="error", markup=False, timeout=10)
 
-    def action_retry(self) -> None:
-        """Answer the last prompt again, or bring a dead engine back."""
-        if self.engine.dead:
-            self._restart_engine()
-        elif self.tab.regenerate():
-            self._submit(self.tab)
-            self._follow()
-
-    def _restart_engine(self) -> None:
-        self._reader.stop()
-        self.engine.dead, self.engine.stage, self.engine.total = "", "restarting the engine", 0
-        self.client.restart()
-        self._reader = EngineReader(self.client, self)
-        self._reader.start()
-        self._wake()
-
-    def action_toggle_panel(self) -> None:
-        self._panel_wanted = not self._panel_wanted
-        self._lay_out()
-
-    def action_interrupt(self) -> None:
-        """Ctrl+C: copy what is selected, else stop the answer, else clear the composer (Ctrl+Z
-        brings it back), else quit when pressed twice."""
-        selected = self.screen.get_selected_text() or self.composer.selected_text
-        if selected:
-            self.copy_to_clipboard(selected)
-            self.notify("Copied.", timeout=2)
-        elif self.tab.busy:
-            self.action_stop()
-        elif self.composer.text:
-            self.composer.clear()
-        elif time.monotonic() < self._quit_until:
-            self.exit(0)
-        else:
-            self._quit_until = time.monotonic() + _QUIT_S
-            self.notify("Press Ctrl+C again to quit.", timeout=_QUIT_S)
-
-    async def action_quit(self) -> None:
-        self.exit(0)
+    @on(Composer.Changed)
+    def _draft_changed(self) -> None:
+        self.save_soon(self.tab)
+        self._draw_status()
 
 
 def run(options: EngineOptions, params: SamplingParams, settings: Settings) -> int:
@@ -355,10 +373,25 @@ def run(options: EngineOptions, params: SamplingParams, settings: Settings) -> i
 
     Raises UsageError for a theme or a key's action that does not exist.
     """
-    themes = [*THEME_NAMES, CALM_DARK.name, CALM_LIGHT.name, *sorted(BUILTIN_THEMES)]
-    if settings.theme and settings.theme not in themes:
-        raise UsageError(f"theme {settings.theme!r} does not exist; one of {', '.join(themes)}")
+    names = view_commands.theme_names()
+    if settings.theme and settings.theme not in names:
+        raise UsageError(f"theme {settings.theme!r} does not exist; one of {', '.join(names)}")
+    registry.checked_keys(settings.keys)
+    store, note = _open_store()
     client = EngineClient(options)
-    app = ChatApp(client, params, settings)
+    app = ChatApp(client, params, settings, store)
     client.start()  # before Textual takes standard error, which multiprocessing passes on
+    if note:
+        app.call_later(app.notify, note, severity="warning", markup=False, timeout=10)
     return app.run() or 0
+
+
+def _open_store() -> tuple[ChatStore | None, str]:
+    """The saved chats, and what the person should know about them."""
+    try:
+        store = ChatStore(store_path())
+    except ChatError as error:
+        return None, str(error)
+    if not store.owns_tabs:
+        return store, "Another pkvchat shows your tabs; Ctrl+O opens any saved chat."
+    return store, store.note

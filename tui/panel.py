@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from pkvchat.messages import Ready
 from pkvchat.steps import StepRecord
 
 from .clean import one_line
-from .meter import Meter
 from .palette import Palette, strategy_letter
+from .session import Session
 
 WIDE_WIDTH = 36
 _BARS = "▁▂▃▄▅▆▇█"
 _PAD = 2
 
 
-@dataclass
-class EngineState:
-    """What is known of the engine as a whole."""
-
-    ready: Ready | None = None
-    policy: str = ""
-    stage: str = "starting the engine"
-    done: int = 0
-    total: int = 0
-    dead: str = ""
-
-
 class Panel(Widget):
     """Tall beside the transcript, or one line above the composer (class ``-line``)."""
 
-    def __init__(self, meter: Meter, engine: EngineState, palette: Palette) -> None:
+    def __init__(self, session: Session, palette: Palette) -> None:
         super().__init__(id="panel")
         self.palette = palette
-        self._meter = meter
-        self._engine = engine
+        self._meter = session.meter
+        self._engine = session.state
         self._lines: list[Strip] = []
 
     def on_resize(self) -> None:

@@ -10,10 +10,11 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
+from pkvchat.messages import Ready
+
 from .clean import one_line
-from .meter import Meter
 from .palette import Palette
-from .panel import EngineState
+from .session import EngineState, Session
 from .tab import Phase, Tab
 
 _BAR_CELLS = 16
@@ -44,8 +45,10 @@ class StatusLine(Widget):
         return Strip(segments).apply_style(base).crop_extend(0, width, base)
 
 
-def describe(tab: Tab, engine: EngineState, meter: Meter, palette: Palette) -> tuple[str, Style]:
-    """One line for the state of ``tab`` and the engine, with its style."""
+def describe(tab: Tab, session: Session, typed: int, palette: Palette) -> tuple[str, Style]:
+    """One line for the state of ``tab`` and the engine, with its style; ``typed`` characters wait
+    in the composer."""
+    engine = session.state
     if engine.dead:
         return f"✗ {one_line(engine.dead)}", palette.error
     if engine.ready is None:
@@ -56,9 +59,16 @@ def describe(tab: Tab, engine: EngineState, meter: Meter, palette: Palette) -> t
     if tab.phase is Phase.PREFILL:
         return _prefill(tab), palette.muted
     if tab.phase is Phase.DECODE:
-        return f"answering, {meter.now():.1f} tokens/s", palette.good
-    used = f" · {tab.context_tokens:,} of {engine.ready.context:,} tokens"
-    return one_line(engine.ready.model) + (used if tab.context_tokens else ""), palette.muted
+        return f"answering, {session.meter.now():.1f} tokens/s", palette.good
+    return _room(tab, engine.ready, typed), palette.muted
+
+
+def _room(tab: Tab, ready: Ready, typed: int) -> str:
+    """The model, and how much of its context is used and is being typed."""
+    if not (tab.context_tokens or typed):
+        return one_line(ready.model)
+    used = f"{tab.context_tokens:,} of {ready.context:,} tokens"
+    return f"{used} + about {round(typed / tab.chars_per_token):,} typed" if typed else used
 
 
 def _progress(engine: EngineState) -> str:

@@ -9,6 +9,12 @@ from enum import Enum
 from pkvchat.chats import Chat, Message, Version
 from pkvchat.messages import ChatMessage, Delta, Event, Failed, Finished, Prefilled, Started
 
+_NEARLY_FULL = 0.8
+_CHOICES = (
+    "/drop lets the model forget the oldest turns, /fork then /drop keeps this chat as it is, "
+    "/context N restarts the engine with more, if memory allows."
+)
+
 
 class Phase(Enum):
     IDLE = "idle"
@@ -17,11 +23,12 @@ class Phase(Enum):
     DECODE = "decode"
 
 
-@dataclass
+@dataclass(eq=False)
 class Tab:
     """prefill_done, prefill_total: tokens of the prompt, those kept from last time counted done.
 
-    tokens: of the context, as last reported; chars: of the conversation then, to estimate from.
+    context_tokens: of this chat in the context, as last known. warned: that it fills up.
+    chars_per_token: of the last prompt read, to estimate what is typed from.
     """
 
     chat: Chat = field(default_factory=Chat)
@@ -32,6 +39,8 @@ class Tab:
     prefill_from: int = 0
     prefill_started: float = 0.0
     context_tokens: int = 0
+    warned: bool = False
+    chars_per_token: float = 4.0
 
     @property
     def busy(self) -> bool:
@@ -40,11 +49,11 @@ class Tab:
     @property
     def answer(self) -> Version | None:
         """The answer that runs, if one does."""
-        if not self.busy:
-            return None
-        return next(
-            (m.version for m in reversed(self.chat.messages) if m.role == "assistant"), None
-        )
+        return self._last_answer() if self.busy else None
+
+    def _last_answer(self) -> Version | None:
+        messages = reversed(self.chat.messages)
+        return next((m.version for m in messages if m.role == "assistant"), None)
 
     @property
     def queued(self) -> list[Message]:
@@ -126,6 +135,8 @@ class Tab:
                 self.prefill_done = self.prefill_from = cached
                 self.prefill_total = self.context_tokens = total
                 self.prefill_started = time.monotonic()
+                chars = sum(len(message.content) for message in self.conversation())
+                self.chars_per_token = max(chars / max(total, 1), 1.0)
             case Prefilled(done=done, total=total) if answer:
                 self.prefill_done, self.prefill_total = done, total
             case Delta(text=text, num_tokens=count) if answer:
@@ -142,6 +153,17 @@ class Tab:
             case Failed(message=line):
                 return self._failed(line, answer)
         return ""
+
+    def warn_of_context(self, limit: int) -> None:
+        """Say in the chat, once, that the context fills up, and each time that it is full."""
+        last = self._last_answer()
+        if not self.busy and last is not None and last.reason == "context":
+            self.note(f"the context is full ({limit:,} tokens), so the answer ended. {_CHOICES}")
+        elif self.context_tokens < _NEARLY_FULL * limit:
+            self.warned = False
+        elif not self.warned:
+            self.warned = True
+            self.note(f"{self.context_tokens:,} of {limit:,} tokens of context used. {_CHOICES}")
 
     def interrupted(self, reason: str) -> None:
         """The engine is gone; an answer that was running ends here, a waiting one waits on."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -39,10 +41,24 @@ class Transcript(ScrollView, can_focus=True):
     near its edge, and lines outside say how much more there is.
     """
 
+    BINDINGS: ClassVar = [
+        ("up,k", "previous_message", "previous message"),
+        ("down,j", "next_message", "next message"),
+        ("left", "app.command('previous_answer')", "previous answer"),
+        ("right", "app.command('next_answer')", "next answer"),
+        ("c", "app.command('copy_message')", "copy"),
+        ("b", "app.command('copy_code')", "copy code"),
+        ("e", "app.command('edit')", "edit"),
+        ("f", "app.command('fork_chat')", "fork"),
+        ("enter,tab", "app.command('stop')", "back"),
+    ]
+
     def __init__(self, chat: Chat, palette: Palette) -> None:
         super().__init__(id="transcript")
         self.speaker = "Assistant"
-        self.raw = False
+        self.raw = False  # exact text in place of drawn Markdown
+        self.thoughts = False  # reasoning unfolded
+        self.cursor: int | None = None  # index of the chosen message, while the keys are here
         self._chat = chat
         self._renderer = MarkdownRenderer(palette)
         self._turns: OrderedDict[str, Turn] = OrderedDict()
@@ -61,6 +77,7 @@ class Transcript(ScrollView, can_focus=True):
         else:
             self._places[self._chat.id] = (self._first, self._last, self.scroll_y)
         self._chat = chat
+        self.cursor = None
         self.screen.clear_selection()
         place = self._places.get(chat.id)
         self._following = place is None
@@ -70,6 +87,14 @@ class Transcript(ScrollView, can_focus=True):
             self._first, self._last, line = place
             self._rebuild()
             self.scroll_to(y=line, animate=False)
+
+    def show_raw(self, raw: bool) -> None:
+        self.raw = raw
+        self._rerender()
+
+    def show_thoughts(self, thoughts: bool) -> None:
+        self.thoughts = thoughts
+        self._rerender()
 
     def recolour(self, palette: Palette) -> None:
         self._renderer = MarkdownRenderer(palette)
@@ -120,7 +145,14 @@ class Transcript(ScrollView, can_focus=True):
     def _turn(self, message: Message) -> Turn:
         turn = self._turns.get(message.id)
         if turn is None:
-            turn = Turn(message, self.speaker, self._text_width, self._renderer, self.raw)
+            turn = Turn(
+                message,
+                self.speaker,
+                self._text_width,
+                self._renderer,
+                raw=self.raw,
+                thoughts=self.thoughts,
+            )
             self._turns[message.id] = turn
             if len(self._turns) > max(_KEPT_TURNS, 2 * (self._last - self._first)):
                 self._turns.popitem(last=False)
@@ -167,7 +199,10 @@ class Transcript(ScrollView, can_focus=True):
         width = self.size.width
         if y >= len(self._lines):
             return Strip.blank(width, base)
-        strip = Strip([Segment(" " * _MARGIN), *self._lines[y]])
+        margin = Segment(" " * _MARGIN)
+        if self.cursor is not None and self._message_at(y) == self.cursor:
+            margin = Segment("▐".ljust(_MARGIN), self._renderer.palette.assistant)
+        strip = Strip([margin, *self._lines[y]])
         if (selection := self.text_selection) and (span := selection.get_span(y)):
             strip = _highlight(
                 strip, span, self.screen.get_component_rich_style("screen--selection")
@@ -177,6 +212,44 @@ class Transcript(ScrollView, can_focus=True):
     def get_selection(self, selection: Selection) -> tuple[str, str]:
         text = "\n".join((" " * _MARGIN + strip.text).rstrip() for strip in self._lines)
         return selection.extract(text), "\n"
+
+    # --- the cursor over messages -------------------------------------------------------------
+
+    def _message_at(self, y: int) -> int:
+        return self._first + bisect_right(self._starts, y) - 1
+
+    def on_focus(self) -> None:
+        self._set_cursor(len(self._chat.messages) - 1)
+
+    def on_blur(self) -> None:
+        self.cursor = None
+        self.refresh()
+
+    def action_previous_message(self) -> None:
+        self._set_cursor((self.cursor or 0) - 1)
+
+    def action_next_message(self) -> None:
+        if self.cursor is not None:
+            self._set_cursor(self.cursor + 1)
+
+    def _set_cursor(self, index: int) -> None:
+        """Choose a message and bring it into view."""
+        if not self._chat.messages:
+            return
+        index = min(max(index, 0), len(self._chat.messages) - 1)
+        self.cursor = index
+        if index < self._first:
+            self._grow_up()
+            self._rebuild()
+        if index - self._first < len(self._starts):
+            start = self._starts[index - self._first]
+            end = [*self._starts, len(self._lines)][index - self._first + 1]
+            height = self.size.height
+            if start < self.scroll_offset.y or end - start >= height:
+                self.scroll_to(y=start, animate=False, immediate=True, force=True)
+            elif end > self.scroll_offset.y + height:
+                self.scroll_to(y=end - height, animate=False, immediate=True, force=True)
+        self.refresh()
 
     # --- scrolling ----------------------------------------------------------------------------
 

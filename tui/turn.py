@@ -27,7 +27,14 @@ class Turn:
     """The lines of one message at one width and palette, kept until the message changes."""
 
     def __init__(
-        self, message: Message, speaker: str, width: int, renderer: MarkdownRenderer, raw: bool
+        self,
+        message: Message,
+        speaker: str,
+        width: int,
+        renderer: MarkdownRenderer,
+        *,
+        raw: bool,
+        thoughts: bool,
     ) -> None:
         self.message = message
         self.lines: list[Strip] = []
@@ -35,6 +42,7 @@ class Turn:
         self.width = width
         self._palette = renderer.palette
         self._raw = raw
+        self._thoughts = thoughts
         self._renderer = renderer
         self._seen: tuple[object, ...] = ()
         self._version: Version | None = None
@@ -50,7 +58,11 @@ class Turn:
             self._version = version
             self._markdown = StreamedMarkdown(self._renderer, self.width - INDENT)
         self._seen = seen
-        self.lines = {"user": self._user, "note": self._note}.get(message.role, self._assistant)()
+        self.lines = {
+            "user": self._user,
+            "note": self._note,
+            "cut": self._cut,
+        }.get(message.role, self._assistant)()
         return True
 
     def _user(self) -> list[Strip]:
@@ -73,7 +85,7 @@ class Turn:
         if len(message.versions) > 1:
             which = f"  ‹ {message.chosen + 1}/{len(message.versions)} ›"
             head.append(Segment(which, palette.muted))
-        body = self._plain(message.text) if self._raw else self._markdown.lines(message.text)
+        body = self._plain(message.text) if self._raw else self._drawn(message.text)
         footer = _footer(message.version)
         return [
             Strip(head),
@@ -81,6 +93,22 @@ class Turn:
             *([_line(" " * INDENT + footer, palette.faint)] if footer else []),
             _BLANK,
         ]
+
+    def _drawn(self, text: str) -> list[Strip]:
+        """Markdown, with reasoning folded to one line unless it is asked for."""
+        thought, answer = _split_thought(text)
+        if thought is None:
+            return self._markdown.lines(text)
+        muted = self._palette.muted
+        words = len(thought.split())
+        lines = [_line(f"{' ' * INDENT}▸ thought, {words:,} words (F7 shows them)", muted)]
+        if self._thoughts:
+            lines = [strip.apply_style(muted) for strip in self._plain(thought.strip())]
+        return [*lines, _BLANK, *self._markdown.lines(answer)] if answer else lines
+
+    def _cut(self) -> list[Strip]:
+        text = f"── {one_line(self.message.text)} "
+        return [_line(text.ljust(self.width, "─")[: self.width], self._palette.warning), _BLANK]
 
     def _note(self) -> list[Strip]:
         style = self._palette.warning
@@ -93,6 +121,14 @@ class Turn:
 
 
 _BLANK = Strip([])
+
+
+def _split_thought(text: str) -> tuple[str | None, str]:
+    """The reasoning an answer opens with, if it does, and the answer proper."""
+    if not text.lstrip().startswith("<think>"):
+        return None, text
+    thought, _, answer = text.lstrip().removeprefix("<think>").partition("</think>")
+    return thought, answer.lstrip()
 
 
 def _line(text: str, style: Style) -> Strip:

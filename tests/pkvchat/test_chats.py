@@ -44,9 +44,22 @@ def test_a_fork_shares_no_state() -> None:
     answer = chat.add("assistant", "because")
     answer.versions.append(Version("therefore"))
     answer.chosen = 1
-    fork = chat.fork(2)
+    fork = chat.fork(2, "(fork)")
     fork.messages[1].version.text += "!"
     assert [m.text for m in chat.messages] == ["why", "therefore"]
     assert [m.text for m in fork.messages] == ["why", "therefore!"]
     assert fork.system == "Be brief."
     assert {m.id for m in fork.messages}.isdisjoint(m.id for m in chat.messages)
+
+
+def test_the_model_reads_from_the_last_cut_on() -> None:
+    chat = Chat(system="Be brief.")
+    for role, text in [
+        ("user", "old"),
+        ("cut", "..."),
+        ("user", "mid"),
+        ("cut", "..."),
+        ("user", "new"),
+    ]:
+        chat.add(role, text)
+    assert [m.content for m in chat.conversation()] == ["Be brief.", "new"]

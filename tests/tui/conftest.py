@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 
 from pkvchat.messages import (
     Command,
@@ -25,6 +27,7 @@ from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
 from pkvchat.steps import StepRecord
+from pkvchat.store import ChatStore
 from pkvchat.tui.app import ChatApp
 
 READY = Ready(
@@ -127,6 +130,41 @@ def answer(text: str) -> Callable[[Submit], list[Event]]:
 
 
 @pytest.fixture
+def settle() -> Callable[..., Awaitable[None]]:
+    """Wait until a condition holds."""
+
+    async def wait(pilot: Pilot[Any], condition: Callable[[], object], seconds: float = 5) -> None:
+        for _ in range(int(seconds / 0.02)):
+            if condition():
+                return
+            await pilot.pause(0.02)
+        raise AssertionError("never came true")
+
+    return wait
+
+
+@pytest.fixture
+def screen_text() -> Callable[[ChatApp], str]:
+    """All characters on the screen, line by line."""
+
+    def read(app: ChatApp) -> str:
+        return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+    return read
+
+
+@pytest.fixture
+def send() -> Callable[..., Awaitable[None]]:
+    """Type a prompt and press Enter."""
+
+    async def press(pilot: Pilot[Any], text: str) -> None:
+        pilot.app.composer.insert(text)  # type: ignore[attr-defined]
+        await pilot.press("enter")
+
+    return press
+
+
+@pytest.fixture
 def scripted() -> Callable[..., ScriptedEngine]:
     return ScriptedEngine
 
@@ -148,7 +186,8 @@ def record() -> Callable[..., StepRecord]:
 
 @pytest.fixture
 def make_app() -> Callable[..., ChatApp]:
-    def make(engine: ScriptedEngine, **settings: object) -> ChatApp:
-        return ChatApp(engine, SamplingParams(), Settings(**settings))  # type: ignore[arg-type]
+    def make(engine: ScriptedEngine, store: ChatStore | None = None, **settings: object) -> ChatApp:
+        chosen = Settings(**settings)  # type: ignore[arg-type]
+        return ChatApp(engine, SamplingParams(), chosen, store)  # type: ignore[arg-type]
 
     return make

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from textual import events
-from textual.pilot import Pilot
 
 from pkvchat.errors import UsageError
 from pkvchat.messages import (
@@ -25,32 +24,19 @@ from pkvchat.messages import (
 from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
-from pkvchat.tui.app import ChatApp, run
+from pkvchat.tui.app import run
 
 Make = Callable[..., Any]
 
 
-async def settle(pilot: Pilot[Any], condition: Callable[[], object], tries: int = 200) -> None:
-    """Wait until ``condition`` holds."""
-    for _ in range(tries):
-        if condition():
-            return
-        await pilot.pause(0.02)
-    raise AssertionError("never came true")
-
-
-def screen_text(app: ChatApp) -> str:
-    """All characters on the screen, line by line."""
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-
-
-async def send(pilot: Pilot[Any], text: str) -> None:
-    pilot.app.composer.insert(text)  # type: ignore[attr-defined]
-    await pilot.press("enter")
-
-
 async def test_a_prompt_is_answered(
-    scripted: Make, make_app: Make, answering: Make, ready: Ready
+    scripted: Make,
+    make_app: Make,
+    answering: Make,
+    ready: Ready,
+    settle: Make,
+    screen_text: Make,
+    send: Make,
 ) -> None:
     engine = scripted(answering("The **rainbow** is wide."))
     app = make_app(engine, system_prompt="Be brief.")
@@ -69,7 +55,7 @@ async def test_a_prompt_is_answered(
 
 
 async def test_typing_works_while_the_model_loads_and_the_prompt_waits(
-    scripted: Make, make_app: Make, answering: Make, ready: Ready
+    scripted: Make, make_app: Make, answering: Make, ready: Ready, settle: Make, screen_text: Make
 ) -> None:
     engine = scripted(answering("done"))
     app = make_app(engine)
@@ -85,7 +71,9 @@ async def test_typing_works_while_the_model_loads_and_the_prompt_waits(
         await settle(pilot, lambda: "done" in screen_text(app))
 
 
-async def test_two_tabs_stream_side_by_side(scripted: Make, make_app: Make, ready: Ready) -> None:
+async def test_two_tabs_stream_side_by_side(
+    scripted: Make, make_app: Make, ready: Ready, settle: Make, screen_text: Make, send: Make
+) -> None:
     engine = scripted()
     app = make_app(engine)
     async with app.run_test(size=(100, 30)) as pilot:
@@ -121,7 +109,7 @@ async def test_each_tab_keeps_its_draft(scripted: Make, make_app: Make) -> None:
 
 
 async def test_escape_stops_only_this_tab_and_returns_what_was_queued(
-    scripted: Make, make_app: Make, ready: Ready
+    scripted: Make, make_app: Make, ready: Ready, settle: Make, screen_text: Make, send: Make
 ) -> None:
     engine = scripted()
     app = make_app(engine)
@@ -143,7 +131,7 @@ async def test_escape_stops_only_this_tab_and_returns_what_was_queued(
 
 
 async def test_a_queued_prompt_follows_the_answer_before_it(
-    scripted: Make, make_app: Make, ready: Ready
+    scripted: Make, make_app: Make, ready: Ready, settle: Make, send: Make
 ) -> None:
     engine = scripted()
     app = make_app(engine)
@@ -170,7 +158,7 @@ async def test_closing_tabs_frees_them_and_never_leaves_none(
 
 
 async def test_a_refused_prompt_returns_to_the_composer(
-    scripted: Make, make_app: Make, ready: Ready
+    scripted: Make, make_app: Make, ready: Ready, settle: Make, screen_text: Make, send: Make
 ) -> None:
     line = "the prompt has 9,000 tokens, 808 more than the context holds"
     engine = scripted(lambda submit: [Failed(submit.chat_id, line)])
@@ -184,7 +172,7 @@ async def test_a_refused_prompt_returns_to_the_composer(
 
 
 async def test_a_dead_engine_is_said_and_a_key_restarts_it(
-    scripted: Make, make_app: Make, ready: Ready
+    scripted: Make, make_app: Make, ready: Ready, settle: Make, screen_text: Make, send: Make
 ) -> None:
     engine = scripted()
     app = make_app(engine)
@@ -202,7 +190,7 @@ async def test_a_dead_engine_is_said_and_a_key_restarts_it(
         await pilot.press("ctrl+r")
         await settle(pilot, lambda: engine.starts == 2)
         engine.say(ready)
-        await settle(pilot, lambda: app.engine.ready)
+        await settle(pilot, lambda: app.session.state.ready)
         assert app.composer.text == "draft"
         await pilot.press("ctrl+r")
         await settle(pilot, lambda: len(engine.submits()) == 2)
@@ -210,7 +198,7 @@ async def test_a_dead_engine_is_said_and_a_key_restarts_it(
 
 
 async def test_a_model_that_cannot_load_is_said_in_its_own_words(
-    scripted: Make, make_app: Make
+    scripted: Make, make_app: Make, settle: Make, screen_text: Make
 ) -> None:
     engine = scripted()
     app = make_app(engine)
@@ -223,7 +211,7 @@ async def test_a_model_that_cannot_load_is_said_in_its_own_words(
 
 
 async def test_hostile_text_is_drawn_not_obeyed(
-    scripted: Make, make_app: Make, answering: Make, ready: Ready
+    scripted: Make, make_app: Make, answering: Make, ready: Ready, settle: Make, screen_text: Make
 ) -> None:
     codes = "\x1b[2J\x1b]52;c;aGk=\x07 a\u202eb\u200bc \x00 \ud800"
     hostile = f"[red]x[/] [/nope] {codes}\n\n[@click=app.quit]q[/]"
@@ -242,7 +230,7 @@ async def test_hostile_text_is_drawn_not_obeyed(
 
 
 async def test_ctrl_c_stops_then_clears_then_quits(
-    scripted: Make, make_app: Make, ready: Ready
+    scripted: Make, make_app: Make, ready: Ready, settle: Make, send: Make
 ) -> None:
     engine = scripted()
     app = make_app(engine)
@@ -269,7 +257,14 @@ async def test_ctrl_c_stops_then_clears_then_quits(
 
 @pytest.mark.parametrize("size", [(40, 10), (60, 20), (80, 24), (120, 40), (250, 80), (12, 4)])
 async def test_every_window_size_works(
-    scripted: Make, make_app: Make, answering: Make, ready: Ready, size: tuple[int, int]
+    scripted: Make,
+    make_app: Make,
+    answering: Make,
+    ready: Ready,
+    size: tuple[int, int],
+    settle: Make,
+    screen_text: Make,
+    send: Make,
 ) -> None:
     engine = scripted(answering("An answer with a fair number of words in it, to wrap. END"))
     app = make_app(engine)
@@ -286,7 +281,9 @@ async def test_every_window_size_works(
             await pilot.pause()
 
 
-async def test_prefill_shows_how_far_it_is(scripted: Make, make_app: Make, ready: Ready) -> None:
+async def test_prefill_shows_how_far_it_is(
+    scripted: Make, make_app: Make, ready: Ready, settle: Make, screen_text: Make, send: Make
+) -> None:
     engine = scripted()
     app = make_app(engine)
     async with app.run_test(size=(100, 24)) as pilot:
@@ -299,7 +296,7 @@ async def test_prefill_shows_how_far_it_is(scripted: Make, make_app: Make, ready
 
 
 async def test_hidden_chats_and_steps_draw_no_transcript(
-    scripted: Make, make_app: Make, ready: Ready, record: Make
+    scripted: Make, make_app: Make, ready: Ready, record: Make, settle: Make, send: Make
 ) -> None:
     engine = scripted()
     app = make_app(engine)
@@ -321,7 +318,7 @@ async def test_hidden_chats_and_steps_draw_no_transcript(
 
 
 async def test_scrolling_up_reads_in_peace_and_the_end_follows_again(
-    scripted: Make, make_app: Make, ready: Ready
+    scripted: Make, make_app: Make, ready: Ready, settle: Make, screen_text: Make, send: Make
 ) -> None:
     engine = scripted()
     app = make_app(engine)
@@ -346,7 +343,7 @@ async def test_scrolling_up_reads_in_peace_and_the_end_follows_again(
 
 
 async def test_a_long_chat_opens_at_its_end_and_reads_back_to_its_start(
-    scripted: Make, make_app: Make
+    scripted: Make, make_app: Make, settle: Make, screen_text: Make
 ) -> None:
     app = make_app(scripted())
     async with app.run_test(size=(80, 24)) as pilot:
@@ -393,7 +390,14 @@ def test_a_wrong_key_or_theme_name_is_said_with_the_right_ones(
 
 @pytest.mark.parametrize("theme", ["dark", "light", "terminal", "dracula"])
 async def test_themes_draw(
-    scripted: Make, make_app: Make, answering: Make, ready: Ready, theme: str
+    scripted: Make,
+    make_app: Make,
+    answering: Make,
+    ready: Ready,
+    theme: str,
+    settle: Make,
+    screen_text: Make,
+    send: Make,
 ) -> None:
     engine = scripted(answering("text with `code`\n\n```python\nx = 1\n```"))
     app = make_app(engine, theme=theme)

@@ -49,8 +49,8 @@ async def test_two_tabs_answer_together_and_a_killed_engine_comes_back(
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press(*"Name three colours of the rainbow.")
         await pilot.press("enter")
-        await settle(pilot, lambda: app.engine.ready)
-        assert isinstance(app.engine.ready, Ready)
+        await settle(pilot, lambda: app.session.state.ready)
+        assert isinstance(app.session.state.ready, Ready)
         await pilot.press("ctrl+t")
         await pilot.press(*"Name three colours of the rainbow.", "enter")
         await settle(pilot, lambda: not any(tab.busy for tab in app.tabs))
@@ -58,12 +58,12 @@ async def test_two_tabs_answer_together_and_a_killed_engine_comes_back(
         assert first.text.startswith(RAINBOW)
         assert second.text.startswith(RAINBOW)
         assert first.reason == second.reason == "length"
-        assert max(record.batch for record in app.meter.recent) == 2
+        assert max(record.batch for record in app.session.meter.recent) == 2
 
         os.kill(client._process.pid, signal.SIGKILL)  # type: ignore[union-attr, arg-type]
-        await settle(pilot, lambda: app.engine.dead)
+        await settle(pilot, lambda: app.session.state.dead)
         await pilot.press("ctrl+r")
-        await settle(pilot, lambda: app.engine.ready)
+        await settle(pilot, lambda: app.session.state.ready)
         await pilot.press("ctrl+r")
         await settle(pilot, lambda: app.tab.busy)
         await settle(pilot, lambda: not app.tab.busy)

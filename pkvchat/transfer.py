@@ -1,0 +1,121 @@
+"""Chats to and from files: Markdown and JSON out; our JSON and common message lists in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from .chats import Chat, Message, Version, title_of
+from .errors import ChatError
+
+_FORMAT = "pkvchat-chat-1"
+_ROLES = ("system", "user", "assistant")
+
+
+def export_chat(chat: Chat, path: Path) -> None:
+    """Write ``chat`` as Markdown (.md) or JSON (.json, read back by ``import_chat``).
+
+    Raises ChatError for another ending, a file that exists, or one that can't be written.
+    """
+    if path.suffix not in (".md", ".json"):
+        raise ChatError(f"cannot export to {path}: the name must end in .md or .json")
+    text = _markdown(chat) if path.suffix == ".md" else _json(chat)
+    try:
+        with path.open("x", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ChatError(f"{path} exists; choose another name") from None
+    except OSError as error:
+        raise ChatError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _markdown(chat: Chat) -> str:
+    parts = [f"# {chat.name}\n"]
+    if chat.system:
+        parts.append(f"**System**\n\n{chat.system}\n")
+    names = {"user": "You", "assistant": "Assistant"}
+    parts += [f"**{names[m.role]}**\n\n{m.text}\n" for m in chat.messages if m.role in names]
+    return "\n".join(parts)
+
+
+def _json(chat: Chat) -> str:
+    messages = [
+        {
+            "role": message.role,
+            "content": message.text,
+            "chosen": message.chosen,
+            "versions": [vars(version) for version in message.versions],
+        }
+        for message in chat.messages
+    ]
+    data = {"format": _FORMAT, "title": chat.title, "system": chat.system, "messages": messages}
+    return json.dumps(data, indent=1, ensure_ascii=False)
+
+
+def import_chat(path: Path) -> Chat:
+    """A new chat from a JSON file: ours, ``{"messages": [{"role", "content"}]}`` as OpenAI's
+    API takes it, or the bare list of messages.
+
+    Raises ChatError where the file is none of these.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ChatError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ChatError(f"{path} is not JSON: {error}") from error
+    fields = data if isinstance(data, dict) else {"messages": data}
+    entries = fields.get("messages")
+    if not isinstance(entries, list):
+        raise ChatError(f"{path} holds no list of messages")
+    chat = Chat(title=_text(fields.get("title")), system=_text(fields.get("system")))
+    for number, entry in enumerate(entries):
+        message = _message(entry, ours=fields.get("format") == _FORMAT)
+        if message is None:
+            raise ChatError(
+                f"{path}: message {number} is not an object with a role "
+                f"({', '.join(_ROLES)}) and content"
+            )
+        if message.role == "system" and not chat.messages and not chat.system:
+            chat.system = message.text
+        else:
+            chat.messages.append(message)
+    first = next((m.text for m in chat.messages if m.role == "user"), "")
+    chat.title = chat.title or title_of(first)
+    return chat
+
+
+def _message(entry: object, *, ours: bool) -> Message | None:
+    if not isinstance(entry, dict):
+        return None
+    role, content = entry.get("role"), _content(entry.get("content"))
+    if content is None or (role not in _ROLES and not (ours and role in ("note", "cut"))):
+        return None
+    versions = [Version(content, "stop" if role == "assistant" else "")]
+    if ours:
+        versions = _versions(entry.get("versions")) or versions
+    chosen = entry.get("chosen", 0) if ours else 0
+    valid = isinstance(chosen, int) and 0 <= chosen < len(versions)
+    return Message(role, versions, chosen if valid else 0)
+
+
+def _content(content: object) -> str | None:
+    """Text, or the text of OpenAI-style content parts."""
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else None
+
+
+def _versions(entries: object) -> list[Version]:
+    if not isinstance(entries, list):
+        return []
+    return [
+        Version(_text(entry.get("text")), _text(entry.get("reason")))
+        for entry in entries
+        if isinstance(entry, dict)
+    ]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

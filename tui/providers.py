@@ -1,0 +1,77 @@
+"""What Textual's command palette searches: our commands, and saved chats."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
+
+from pkvchat.store import Found
+
+from .clean import one_line
+
+if TYPE_CHECKING:
+    from .app import ChatApp
+
+
+class CommandProvider(Provider):
+    """Commands that need no argument, by what they do."""
+
+    async def discover(self) -> Hits:
+        for line, run in self._commands():
+            yield DiscoveryHit(Content(line), run, line)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for line, run in self._commands():
+            if (score := matcher.match(line)) > 0:
+                yield Hit(score, matcher.highlight(line), run, line)
+
+    def _commands(self) -> list[tuple[str, Callable[[], None]]]:
+        app: ChatApp = self.app  # type: ignore[assignment]
+        return [
+            (f"{what}  {keys}".rstrip(), partial(app.command, name))
+            for name, what, keys, slash in app.keys_in_force()
+            if name != "palette" and (keys or slash)
+        ]
+
+
+class ChatProvider(Provider):
+    """Saved chats, by title and by any word said in them."""
+
+    async def discover(self) -> Hits:
+        for found in self._find(""):
+            yield DiscoveryHit(Content(_line(found)), self._open(found), found.id)
+
+    async def search(self, query: str) -> Hits:
+        for rank, found in enumerate(self._find(query)):
+            yield Hit(1 / (rank + 1), Content(_line(found)), self._open(found), found.id)
+
+    def _find(self, words: str) -> list[Found]:
+        app: ChatApp = self.app  # type: ignore[assignment]
+        if app.store is None:
+            return []
+        app.save_now()
+        return app.store.find(words)
+
+    def _open(self, found: Found) -> Callable[[], None]:
+        app: ChatApp = self.app  # type: ignore[assignment]
+        return partial(app.open_saved, found.id)
+
+
+def _line(found: Found) -> str:
+    mark = "● " if found.is_open else "  "
+    title = one_line(found.title) or "New chat"
+    snippet = f"  … {one_line(found.snippet)}" if found.snippet else ""
+    return f"{mark}{title}  {_age(time.time() - found.updated)}{snippet}"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit} ago"
+    return "just now"

@@ -1,0 +1,132 @@
+"""The app's dealings with the engine: what it said last, and what its events do to the chats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pkvchat.client import EngineClient
+from pkvchat.messages import (
+    Died,
+    Event,
+    Failed,
+    Finished,
+    Loading,
+    PolicyChanged,
+    Ready,
+    Started,
+    Steps,
+    Submit,
+)
+from pkvchat.sampling import SamplingParams
+
+from .clean import one_line
+from .link import EngineReader
+from .meter import Meter
+from .tab import Phase, Tab
+
+if TYPE_CHECKING:
+    from .app import ChatApp
+
+
+@dataclass
+class EngineState:
+    """ready: None while it loads or is dead. dead: why it is, "" while it isn't.
+
+    stage, done, total: what is being loaded, as Loading says it.
+    """
+
+    ready: Ready | None = None
+    policy: str = ""
+    stage: str = "starting the engine"
+    done: int = 0
+    total: int = 0
+    dead: str = ""
+
+
+class Session:
+    """One engine process after another, behind one client."""
+
+    def __init__(self, app: ChatApp, client: EngineClient, params: SamplingParams) -> None:
+        self.client = client
+        self.params = params
+        self.state = EngineState(policy=client.options.policy)
+        self.meter = Meter()
+        self._app = app
+        self._reader = EngineReader(client, app)
+
+    def start(self) -> None:
+        """Listen to the client, whose process was started before the app."""
+        self._reader.start()
+
+    def close(self) -> None:
+        self._reader.stop()
+        self.client.close()
+
+    def restart(self) -> None:
+        """A new process, with the client's options as they are now."""
+        self._reader.stop()
+        self.state.ready, self.state.dead = None, ""
+        self.state.stage, self.state.total = "restarting the engine", 0
+        self.client.restart()
+        self._reader = EngineReader(self.client, self._app)
+        self._reader.start()
+
+    def submit(self, tab: Tab) -> None:
+        """Send the awaited conversation, or leave it waiting for an engine that isn't ready."""
+        if self.state.ready:
+            self.client.send(Submit(tab.chat.id, tab.conversation(), self.params))
+        self._app.changed(tab)
+
+    # --- events -------------------------------------------------------------------------------
+
+    def apply(self, event: Event) -> None:
+        state = self.state
+        match event:
+            case Steps(records):
+                self.meter.add(records)
+            case Loading(stage, done, total):
+                state.stage, state.done, state.total = stage, done, total
+            case Ready():
+                self._became_ready(event)
+            case PolicyChanged(name):
+                state.policy = name
+            case Died(message) | Failed(None, message, True):
+                self._died(message)
+            case Failed(None, message):
+                self._app.note(self._app.tab, message)
+            case _:
+                self._apply_to_chat(event)
+
+    def _apply_to_chat(self, event: Event) -> None:
+        chat_id = getattr(event, "chat_id", None)
+        tab = next((tab for tab in self._app.tabs if tab.chat.id == chat_id), None)
+        if tab is None:
+            return  # of a chat that was closed meanwhile
+        put_back = tab.apply(event)
+        if put_back:
+            self._app.put_back(tab, put_back)
+        if self.state.ready and isinstance(event, Started | Finished):
+            tab.warn_of_context(self.state.ready.context)
+        if not tab.busy and tab.ask_next():
+            self.submit(tab)
+        self._app.changed(tab)
+
+    def _became_ready(self, ready: Ready) -> None:
+        self.state.ready, self.state.policy, self.state.dead = ready, ready.policy, ""
+        self._app.transcript.speaker = one_line(ready.model)
+        for note in ready.notes:
+            self._app.notify(one_line(note), markup=False, timeout=8)
+        for tab in self._app.tabs:
+            if tab.phase is Phase.WAITING:
+                self.submit(tab)
+
+    def _died(self, why: str) -> None:
+        """Say so once, keep every word; a fatal failure and the process's end may both come."""
+        if self.state.dead:
+            return
+        self.state.ready, self.state.dead = None, why
+        for tab in self._app.tabs:
+            if tab.busy:
+                tab.interrupted("died")
+                self._app.note(tab, f"{why}. Nothing is lost; Ctrl+R restarts the engine.")

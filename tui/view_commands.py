@@ -1,0 +1,83 @@
+"""Commands on the window."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from textual.command import CommandPalette
+from textual.theme import BUILTIN_THEMES
+
+from .command import Command, CommandError
+from .help import HelpScreen
+from .inspector import Inspector
+from .palette import CALM_DARK, CALM_LIGHT, THEME_NAMES
+from .providers import CommandProvider
+
+if TYPE_CHECKING:
+    from .app import ChatApp
+
+_QUIT_S = 2.0  # two Ctrl+C within it quit
+
+
+def theme_names() -> list[str]:
+    return [*THEME_NAMES, CALM_DARK.name, CALM_LIGHT.name, *sorted(BUILTIN_THEMES)]
+
+
+def theme(app: ChatApp, name: str) -> None:
+    """Set the theme by name, or take the next of dark, light and the terminal's own."""
+    own = list(THEME_NAMES.values())
+    if not name:
+        name = own[(own.index(app.theme) + 1) % len(own)] if app.theme in own else own[0]
+    if name not in theme_names():
+        raise CommandError(f"no theme {name!r}; one of {', '.join(theme_names())}")
+    app.theme = THEME_NAMES.get(name, name)
+
+
+def panel(app: ChatApp, _: str) -> None:
+    app.panel_wanted = not app.panel_wanted
+    app.lay_out()
+
+
+def show_palette(app: ChatApp, _: str) -> None:
+    app.push_screen(CommandPalette([CommandProvider], placeholder="Search commands"))
+
+
+def show_help(app: ChatApp, _: str) -> None:
+    app.push_screen(HelpScreen(app.keys_in_force()))
+
+
+def inspect(app: ChatApp, _: str) -> None:
+    app.push_screen(Inspector(app.session.meter))
+
+
+def interrupt(app: ChatApp, _: str) -> None:
+    """Ctrl+C: copy what is selected, else stop the answer, else clear the composer (Ctrl+Z brings
+    it back), else quit when pressed twice."""
+    selected = app.screen.get_selected_text() or app.composer.selected_text
+    if selected:
+        app.copy(selected, "selection")
+    elif app.tab.busy:
+        app.command("stop")
+    elif app.composer.text:
+        app.composer.clear()
+    elif time.monotonic() < app.quit_until:
+        leave(app, "")
+    else:
+        app.quit_until = time.monotonic() + _QUIT_S
+        app.notify("Press Ctrl+C again to quit.", timeout=_QUIT_S)
+
+
+def leave(app: ChatApp, _: str) -> None:
+    app.exit(0)
+
+
+COMMANDS = (
+    Command("help", "keys and commands", show_help, "f1", "help"),
+    Command("palette", "search commands", show_palette, "ctrl+p"),
+    Command("toggle_panel", "show or hide the panel", panel, "f3", "panel"),
+    Command("inspect", "look into the decode steps", inspect, "f4", "inspect"),
+    Command("theme", "choose the theme", theme, "", "theme", "NAME"),
+    Command("interrupt", "copy, stop, clear; twice: quit", interrupt, "ctrl+c"),
+    Command("quit", "quit", leave, "ctrl+q", "bye"),
+)
