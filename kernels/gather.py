@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from .batch import AttentionShape, DecodeBatch
@@ -33,7 +34,7 @@ class Gather:
 
     Everything that does not depend on the layer is computed here, once per step: one flat index
     of page rows ``[page_size * head_dim]``, the mask of padding, and the slots to clear, since
-    memory past a sequence's end may hold anything, NaN included.
+    memory past a sequence's end may hold anything, NaN included. Several tasks need the CPU.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class Gather:
         scratch: Scratch,
     ) -> None:
         """block_table: [B, max_pages] int32; lengths: of its B rows."""
-        page_size, heads = shape.page_size, shape.num_kv_heads
+        page_size = shape.page_size
         self._shape, self._scratch = shape, scratch
         self.num_tasks = len(tasks)
         self.num_pages = max(-(-t.end // page_size) - t.first_tile for t in tasks)
-        self.mask: torch.Tensor | None = None
+        self.mask: torch.Tensor | None = None  # [num_tasks, 1, 1, keys] fp32, to add to scores
         self._stale: torch.Tensor | None = None
         if self.num_tasks == 1:
             (task,) = tasks
@@ -59,28 +60,28 @@ class Gather:
         else:
             pages = self._pad(block_table, lengths, tasks)
             self._keys = slice(0, self.num_pages * page_size)
-        lane = torch.arange(2 * heads, device=pages.device).view(2, 1, heads, 1)
-        self._index = (pages.long()[:, None] * (2 * heads) + lane).flatten()
+        lanes = torch.arange(2 * shape.num_kv_heads, device=pages.device)
+        self._index = (pages.long().unsqueeze(1) * len(lanes) + lanes.view(2, 1, -1, 1)).flatten()
 
     def _pad(
         self, block_table: torch.Tensor, lengths: Sequence[int], tasks: Sequence[Task]
     ) -> torch.Tensor:
         """Pages of all tasks, [num_tasks, num_pages]; padding repeats a task's first page."""
-        shape, device = self._shape, block_table.device
-        rows, first, begin, end = torch.tensor(tasks, device=device).T
-        tile = first[:, None] + torch.arange(self.num_pages, device=device)
-        tile = torch.where(tile * shape.page_size < end[:, None], tile, first[:, None])
-        slot = torch.arange(self.num_pages * shape.page_size, device=device)
-        position = first[:, None] * shape.page_size + slot
-        hidden = (position < begin[:, None]) | (position >= end[:, None])
-        if bool(hidden.any()):
-            mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
-            self.mask = mask[:, None, None]
-            source = (tile[:, :, None] * shape.page_size + slot[: shape.page_size]).flatten(1)
-            length = torch.tensor(lengths, device=device)[rows]
-            stale = (source >= length[:, None])[None, :, None].expand(2, -1, shape.num_kv_heads, -1)
-            self._stale = stale.flatten().nonzero().flatten()
-        return block_table[rows[:, None], tile]
+        page_size, heads = self._shape.page_size, self._shape.num_kv_heads
+        rows, first, begin, end = np.array(tasks).T[..., None]
+        tiles = first + np.arange(self.num_pages)
+        tiles = np.where(tiles * page_size < end, tiles, first)
+        positions = first * page_size + np.arange(self.num_pages * page_size)
+        hidden = (positions < begin) | (positions >= end)
+        if hidden.any():
+            mask = np.where(hidden, np.float32("-inf"), np.float32(0))
+            self.mask = torch.from_numpy(mask)[:, None, None]
+            source = (tiles[..., None] * page_size + np.arange(page_size)).reshape(hidden.shape)
+            task, slot = np.nonzero(source >= np.array(lengths)[rows])
+            lanes = np.arange(2)[:, None, None] * self.num_tasks + task[:, None]
+            stale = (lanes * heads + np.arange(heads)) * hidden.shape[1] + slot[:, None]
+            self._stale = torch.from_numpy(stale.reshape(-1))
+        return torch.from_numpy(block_table.numpy()[rows, tiles])
 
     def __call__(self, kv_layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V, each [num_tasks, num_kv_heads, keys, head_dim]; valid until the next call."""
