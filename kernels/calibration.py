@@ -12,7 +12,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -192,7 +192,8 @@ class Calibrator:
         from .measure_types import measure_types
 
         if self.device.type == "cuda":
-            return DeviceTypes.uniform(torch.bfloat16)
+            linear = LinearTypes.uniform(torch.bfloat16)
+            return DeviceTypes(replace(linear, packed_bits=8), torch.bfloat16, torch.bfloat16)
         key = device_key(self.device)
         types = self._load("types", key, DeviceTypes.from_json)
         if types is None:

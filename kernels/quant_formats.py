@@ -225,7 +225,7 @@ def fields(planes: Planes) -> torch.Tensor:
     """[rows, in_features] int32, every unsigned q in order."""
     kind, low = planes.type, planes.low.unflatten(-1, (-1, 1, 4))
     slot = torch.arange(kind.slots, dtype=torch.int32, device=low.device)[:, None]
-    q = (low >> (slot * kind.field_bits)) & ((1 << kind.field_bits) - 1)
+    q: torch.Tensor = (low >> (slot * kind.field_bits)) & ((1 << kind.field_bits) - 1)
     if kind.high_bits:
         high = planes.high.to(torch.int32).unflatten(-1, (-1, 1, 4))
         at = slot % 2 * 4 + slot // 2

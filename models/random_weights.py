@@ -1,0 +1,143 @@
+"""A model's shape with random weights and no file, for benchmarks anyone can repeat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from pkvchat.kernels.linear import LinearTypes
+
+from .config import ModelConfig, RopeConfig
+from .decoder import Decoder
+from .errors import ModelError
+from .vocabulary import Vocabulary
+from .weights import Progress, Shape, WeightReader
+
+SHAPES = {
+    "llama-3-8b": ModelConfig(
+        architecture="llama",
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_layers=32,
+        num_qo_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        context_length=131072,
+        rms_norm_eps=1e-5,
+        ropes=(RopeConfig(theta=500000.0),),
+    ),
+}
+QUANTS = ("bf16", "Q8_0", "Q4_K_M")
+_STDDEV = 0.02
+
+
+def random_model(
+    shape: str,
+    quant: str,
+    *,
+    device: torch.device,
+    context: int = 0,
+    progress: Progress = lambda stage, done, total: None,
+) -> Decoder:
+    """shape: a name in SHAPES; quant: one of QUANTS. Activations in bfloat16. Raises ModelError."""
+    if shape not in SHAPES:
+        raise ModelError(f"unknown shape {shape!r}: one of {', '.join(SHAPES)}")
+    if quant not in QUANTS:
+        raise ModelError(f"unknown quant {quant!r}: one of {', '.join(QUANTS)}")
+    types = LinearTypes(torch.bfloat16, torch.bfloat16, torch.bfloat16, packed_bits=8)
+    checkpoint = RandomCheckpoint(SHAPES[shape], quant, device)
+    return Decoder(
+        checkpoint.config,
+        WeightReader(checkpoint, device, torch.bfloat16, types, progress),
+        context,
+    )
+
+
+class RandomCheckpoint:
+    """Implements Checkpoint; what a GGUF file of this shape would hold, made on ``device``."""
+
+    def __init__(self, config: ModelConfig, quant: str, device: torch.device) -> None:
+        self.path = Path(f"random {config.architecture}")
+        self.config, self.quant = config, quant
+        self.shapes: Mapping[str, Shape] = _shapes(config)
+        self._random = torch.Generator(device).manual_seed(0)
+
+    def vocabulary(self) -> Vocabulary:
+        raise ModelError("random weights have no vocabulary: run a benchmark on them")
+
+    def nbytes(self, name: str) -> int:
+        elements = math.prod(self.shapes[name])
+        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self._type(name)]]
+        return elements // block * block_bytes
+
+    def quantised(self, name: str) -> tuple[str, torch.Tensor] | None:
+        kind = self._type(name)
+        if kind not in _SCALES:
+            return None
+        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        rows, width = self.shapes[name]
+        random, size = self._random, (rows, width // block, block_bytes)
+        raw = torch.randint(0, 256, size, dtype=torch.uint8, device=random.device, generator=random)
+        for start, scale in _SCALES[kind].items():
+            half = torch.tensor([scale], dtype=torch.float16).view(torch.uint8)
+            raw[..., start : start + 2] = half.to(raw.device)
+        return kind, raw.flatten(1)
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        if len(self.shapes[name]) == 1:
+            out.fill_(1.0)
+        else:
+            out.normal_(std=_STDDEV, generator=self._random)
+
+    def _type(self, name: str) -> str:
+        """GGUF's type of a tensor. Q4_K_M's mix is llama.cpp's: more bits where it pays."""
+        if len(self.shapes[name]) == 1:
+            return "F32"
+        if self.quant != "Q4_K_M":
+            return self.quant.upper()
+        if name == "output.weight":
+            return "Q6_K"
+        part = name.split(".")[-2]
+        if part not in ("attn_v", "ffn_down"):
+            return "Q4_K"
+        layer, eighth = int(name.split(".")[1]), self.config.num_layers // 8
+        inner = range(eighth + 2, self.config.num_layers - eighth, 3)
+        outer = layer < eighth or layer >= self.config.num_layers - eighth
+        return "Q6_K" if outer or layer in inner else "Q4_K"
+
+
+# Bytes of a block that hold an fp16 scale, and the value at which random bits elsewhere give
+# weights of standard deviation _STDDEV around zero.
+_SCALES = {
+    "Q8_0": {0: _STDDEV / 74},
+    "Q4_K": {0: _STDDEV / 250, 2: 7.5 * _STDDEV / 250},
+    "Q6_K": {208: _STDDEV / 1365},
+}
+
+
+def _shapes(config: ModelConfig) -> dict[str, Shape]:
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    shapes: dict[str, Shape] = {
+        "token_embd.weight": (config.vocab_size, hidden),
+        "output_norm.weight": (hidden,),
+        "output.weight": (config.vocab_size, hidden),
+    }
+    for layer in range(config.num_layers):
+        parts: dict[str, Shape] = {
+            "attn_norm": (hidden,),
+            "attn_q": (config.q_size, hidden),
+            "attn_k": (config.kv_size, hidden),
+            "attn_v": (config.kv_size, hidden),
+            "attn_output": (hidden, config.q_size),
+            "ffn_norm": (hidden,),
+            "ffn_gate": (ffn, hidden),
+            "ffn_up": (ffn, hidden),
+            "ffn_down": (hidden, ffn),
+        }
+        shapes |= {f"blk.{layer}.{part}.weight": shape for part, shape in parts.items()}
+    return shapes

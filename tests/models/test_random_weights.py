@@ -1,0 +1,55 @@
+"""Random weights: of the sizes a file would have, and of a scale that a model can run on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from gguf import quants
+from gguf.constants import GGMLQuantizationType
+
+from pkvchat.models.errors import ModelError
+from pkvchat.models.random_weights import QUANTS, SHAPES, RandomCheckpoint, random_model
+
+CPU = torch.device("cpu")
+LLAMA = SHAPES["llama-3-8b"]
+
+
+@pytest.mark.parametrize(("quant", "gib"), [("bf16", 14.96), ("Q8_0", 7.95), ("Q4_K_M", 4.58)])
+def test_takes_what_the_file_would(quant, gib):
+    """llama.cpp's own figures for Llama-3-8B."""
+    checkpoint = RandomCheckpoint(LLAMA, quant, CPU)
+    assert sum(map(checkpoint.nbytes, checkpoint.shapes)) / 2**30 == pytest.approx(gib, abs=0.01)
+
+
+def test_q4_k_m_gives_half_of_the_layers_more_bits():
+    checkpoint = RandomCheckpoint(LLAMA, "Q4_K_M", CPU)
+    for part in ("attn_v", "ffn_down"):
+        types = Counter(checkpoint._type(f"blk.{i}.{part}.weight") for i in range(32))
+        assert types == {"Q6_K": 16, "Q4_K": 16}
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_k.weight", "blk.0.attn_v.weight"])
+@pytest.mark.parametrize("quant", QUANTS)
+def test_weights_have_one_scale_whatever_the_type(quant, name):
+    checkpoint = RandomCheckpoint(LLAMA, quant, CPU)
+    if (stored := checkpoint.quantised(name)) is None:
+        weight = torch.empty(checkpoint.shapes[name])
+        checkpoint.read_into(name, weight)
+    else:
+        kind, raw = stored
+        assert raw.nbytes == checkpoint.nbytes(name)
+        dequantised = quants.dequantize(raw[:64].numpy(), GGMLQuantizationType[kind])
+        weight = torch.from_numpy(dequantised)
+    assert weight.std() == pytest.approx(0.02, rel=0.1)
+    assert abs(weight.mean()) < 0.001
+
+
+@pytest.mark.parametrize(
+    ("shape", "quant", "message"),
+    [("llama-4", "bf16", "llama-4.*llama-3-8b"), ("llama-3-8b", "Q2_K", "Q2_K.*Q4_K_M")],
+)
+def test_unknown_names(shape, quant, message):
+    with pytest.raises(ModelError, match=message):
+        random_model(shape, quant, device=CPU)
