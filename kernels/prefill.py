@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
@@ -11,37 +13,68 @@ from .gather import Gather, Scratch
 from .tasks import Task
 
 
-def prefill_attention(
-    q: torch.Tensor,
-    kv_layer: torch.Tensor,
-    chunk: PrefillChunk,
-    spec: LayerSpec,
-    out: torch.Tensor,
-) -> None:
-    """q, out: [n, num_qo_heads, head_dim], n = chunk.num_tokens; kv_layer: see ``batch``."""
-    n, num_qo_heads, head_dim = q.shape
-    num_kv_heads, page_size = kv_layer.shape[2], kv_layer.shape[3]
-    shape = AttentionShape(num_qo_heads, num_kv_heads, head_dim, page_size, q.dtype, q.device)
-    end = chunk.context_len
-    begin = max(0, end - n - spec.window + 1) if spec.window else 0
-    task = Task(0, begin // page_size, begin, end)
-    k, v = Gather(shape, chunk.block_table[None], (end,), [task], Scratch())(kv_layer)
-    positions = torch.arange(end - n, end, device=q.device).unsqueeze(1)
-    keys = torch.arange(begin, end, device=q.device)
-    hidden = keys > positions
-    if spec.window:
-        hidden |= keys <= positions - spec.window
-    mask = torch.zeros(hidden.shape, device=q.device).masked_fill_(hidden, float("-inf"))
-    # [1, Hkv, G * n, d]: the query group folds into the rows, so that no K or V is repeated.
-    group = shape.group_size
-    query = q.view(n, num_kv_heads, group, head_dim).permute(1, 2, 0, 3).flatten(1, 2)[None]
-    mask = mask.repeat(group, 1)[None, None]
-    query = query.to(k.dtype)
-    if spec.softcap:
-        result, _ = attend(query, k, v, spec, mask)
-    else:
-        mask = mask.to(k.dtype)
-        result = F.scaled_dot_product_attention(query, k, v, attn_mask=mask, scale=spec.scale)
-    out.view(n, num_kv_heads, group, head_dim).copy_(
-        result.view(num_kv_heads, group, n, head_dim).permute(2, 0, 1, 3)
-    )
+@dataclass(frozen=True)
+class _Keys:
+    """mask: [n, keys] fp32 to add to the scores; None where the chunk is the whole context."""
+
+    gather: Gather
+    mask: torch.Tensor | None
+
+
+class PrefillAttention:
+    """One chunk of one step; what its layers share is computed at the first of them."""
+
+    def __init__(self, chunk: PrefillChunk) -> None:
+        self.chunk = chunk
+        self._keys: dict[int, _Keys] = {}  # by window
+        self._scratch = Scratch()
+
+    def run(
+        self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
+    ) -> None:
+        """q, out: [n, num_qo_heads, head_dim], n = chunk.num_tokens; kv_layer: see ``batch``."""
+        if spec.window not in self._keys:
+            self._keys[spec.window] = self._plan(q, kv_layer, spec.window)
+        keys = self._keys[spec.window]
+        k, v = keys.gather(kv_layer)
+        n, num_qo_heads, head_dim = q.shape
+        by_head = (n, kv_layer.shape[2], num_qo_heads // kv_layer.shape[2], head_dim)
+        queries, results = q.view(by_head).transpose(0, 1), out.view(by_head).transpose(0, 1)
+        # One query head of each group at a time, so that no K or V is repeated.
+        for query, result in zip(queries.unbind(2), results.unbind(2), strict=True):
+            result.copy_(_causal(query[None].to(k.dtype), k, v, spec, keys.mask)[0])
+
+    def _plan(self, q: torch.Tensor, kv_layer: torch.Tensor, window: int) -> _Keys:
+        chunk, device = self.chunk, q.device
+        _, _, num_kv_heads, page_size, head_dim = kv_layer.shape
+        shape = AttentionShape(
+            q.shape[1], num_kv_heads, head_dim, page_size, kv_layer.dtype, device
+        )
+        end, start = chunk.context_len, chunk.context_len - chunk.num_tokens
+        begin = max(0, start - window + 1) if window else 0
+        task = Task(0, begin // page_size, begin, end)
+        gather = Gather(shape, chunk.block_table[None], (end,), [task], self._scratch)
+        if start == 0 and not 0 < window < end:
+            return _Keys(gather, None)
+        positions = torch.arange(start, end, device=device).unsqueeze(1)
+        keys = torch.arange(begin, end, device=device)
+        hidden = keys > positions
+        if window:
+            hidden |= keys <= positions - window
+        mask = torch.zeros(hidden.shape, device=device)
+        return _Keys(gather, mask.masked_fill_(hidden, float("-inf")))
+
+
+def _causal(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: LayerSpec, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """q: [1, H, n, d]; k, v: [1, H, keys, d]; mask None: the keys are the n rows' own."""
+    if not spec.softcap:
+        mask = None if mask is None else mask.to(q.dtype)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=spec.scale
+        )
+    if mask is None:
+        n = q.shape[2]
+        mask = torch.full((n, n), float("-inf"), device=q.device).triu_(1)
+    return attend(q, k, v, spec, mask)[0]

@@ -8,7 +8,7 @@ import torch
 
 from .batch import DecodeBatch, LayerSpec, PrefillChunk
 from .kv import kv_rows, write_kv
-from .prefill import prefill_attention
+from .prefill import PrefillAttention
 from .strategy import Strategy
 
 
@@ -33,7 +33,7 @@ class StepAttention:
         self.rows = kv_rows(slot_mapping, kv_layers[0])
         self.num_decode = len(decode) if decode is not None else 0
         self.strategy = strategy
-        self.prefill = prefill
+        self.prefill = [PrefillAttention(chunk) for chunk in prefill]
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -45,8 +45,8 @@ class StepAttention:
         row = self.num_decode
         if self.strategy is not None and row:
             self.strategy.run(q[:row].contiguous(), kv_layer, out[:row], spec)
-        for chunk in self.prefill:
-            rows = slice(row, row + chunk.num_tokens)
-            prefill_attention(q[rows], kv_layer, chunk, spec, out[rows])
-            row += chunk.num_tokens
+        for prefill in self.prefill:
+            rows = slice(row, row + prefill.chunk.num_tokens)
+            prefill.run(q[rows], kv_layer, out[rows], spec)
+            row = rows.stop
         return out
