@@ -112,7 +112,7 @@ def system(app: ChatApp, text: str) -> None:
     chat = app.tab.chat
     if text:
         chat.system = text
-        app.save_soon(app.tab)
+        app.saver.soon(app.tab)
     app.note(app.tab, f"system prompt: {chat.system or 'none'}")
 
 

@@ -26,6 +26,7 @@ from .dialogs import AskLine
 from .link import EngineEvents
 from .palette import CALM_DARK, CALM_LIGHT, THEME_NAMES, Palette
 from .panel import Panel
+from .saver import Saver
 from .session import Session
 from .status import StatusLine, describe
 from .tab import Tab
@@ -34,7 +35,6 @@ from .transcript import Transcript
 
 _FRAME_S = 1 / 15  # text is drawn this often at most
 _PULSE_S = 1 / 5  # spinners, figures and progress
-_SAVE_S = 1.0
 _ONLY_LEAVE = ("stop", "help", "palette", "inspect", "find_chat")  # with a screen over the chat
 _WIDE = 100  # columns from which the panel stands beside the text
 _TALL = 20
@@ -61,10 +61,10 @@ class ChatApp(App[int]):
         self.theme = THEME_NAMES.get(settings.theme or "dark", settings.theme)
         self.set_keymap(registry.checked_keys(settings.keys))
         self.settings = settings
-        self.store = store
+        self.saver = Saver(self, store)
         self.session = Session(self, client, params)
         self.closed: list[Chat] = []
-        self.tabs = self._saved_tabs() or [self.fresh_tab()]
+        self.tabs = self.saver.saved_tabs() or [self.fresh_tab()]
         self.active = 0
         self.panel_wanted = True
         self.quit_until = 0.0
@@ -76,16 +76,9 @@ class ChatApp(App[int]):
         self.composer = Composer(self.history, registry.completions)
         self.status = StatusLine(palette)
         self._frame_due = False
-        self._unsaved: set[Tab] = set()
-        self._save_due = False
 
     def fresh_tab(self) -> Tab:
         return Tab(Chat(system=self.settings.system_prompt))
-
-    def _saved_tabs(self) -> list[Tab]:
-        if self.store is None or not self.store.owns_tabs:
-            return []
-        return [Tab(chat) for chat in self.store.open_chats()]
 
     @property
     def tab(self) -> Tab:
@@ -109,9 +102,7 @@ class ChatApp(App[int]):
 
     def on_unmount(self) -> None:
         self.session.close()
-        self.save_now()
-        if self.store is not None:
-            self.store.close()
+        self.saver.close()
 
     def _recolour(self) -> None:
         palette = Palette.of(self.current_theme)
@@ -173,7 +164,7 @@ class ChatApp(App[int]):
             self._draw_soon()
         else:
             tab.unread = True
-        self.save_soon(tab)
+        self.saver.soon(tab)
         self._wake()
 
     def _wake(self) -> None:
@@ -224,7 +215,7 @@ class ChatApp(App[int]):
             self.composer.put_back(text)
         else:
             tab.chat.draft = "\n\n".join(part for part in (text, tab.chat.draft) if part)
-            self.save_soon(tab)
+            self.saver.soon(tab)
 
     # --- what a person does -------------------------------------------------------------------
 
@@ -253,7 +244,7 @@ class ChatApp(App[int]):
         self.history.append(text)
         if self.tab.ask(text):
             self.session.submit(self.tab)
-        self.save_soon(self.tab)
+        self.saver.soon(self.tab)
         self.transcript.action_scroll_end()
         self.draw_around()
 
@@ -290,11 +281,11 @@ class ChatApp(App[int]):
     def open_tab(self, tab: Tab, index: int | None = None) -> None:
         """Show a new tab, at the end or at ``index``."""
         index = len(self.tabs) if index is None else index
-        self._keep_draft()
+        self.keep_draft()
         self.tabs.insert(index, tab)
         self.active = index
         self._show_tab()
-        self.save_soon(*self.tabs)
+        self.saver.soon(*self.tabs)
 
     def open_saved(self, chat_id: str) -> None:
         """A saved chat, in its tab if it has one."""
@@ -302,27 +293,27 @@ class ChatApp(App[int]):
             if tab.chat.id == chat_id:
                 self.go_to(index)
                 return
-        if self.store is not None:
-            self.open_tab(Tab(self.store.load(chat_id)))
+        if self.saver.store is not None:
+            self.open_tab(Tab(self.saver.store.load(chat_id)))
 
     def remove_tab(self, tab: Tab) -> None:
         """Take a tab away; the last one leaves a fresh one behind."""
         self.session.client.send(Close(tab.chat.id))
         tab.interrupted("cancelled")
-        self._save(tab, None)
+        self.saver.closing(tab)
         self.tabs.remove(tab)
         if not self.tabs:
             self.tabs.append(self.fresh_tab())
         self.active = min(self.active, len(self.tabs) - 1)
         self._show_tab()
-        self.save_soon(*self.tabs)
+        self.saver.soon(*self.tabs)
 
     def action_go_to(self, index: int) -> None:
         self.go_to(index)
 
     def go_to(self, index: int) -> None:
         if index < len(self.tabs) and index != self.active:
-            self._keep_draft()
+            self.keep_draft()
             self.active = index
             self._show_tab()
 
@@ -330,41 +321,16 @@ class ChatApp(App[int]):
     def _pick_tab(self, message: TabStrip.Picked) -> None:
         self.go_to(message.index)
 
-    def _keep_draft(self) -> None:
+    def keep_draft(self) -> None:
         self.tab.chat.draft = self.composer.full_text
-
-    # --- saving -------------------------------------------------------------------------------
-
-    def save_soon(self, *tabs: Tab) -> None:
-        """Write within a second."""
-        self._unsaved.update(tabs)
-        if self.store is not None and not self._save_due:
-            self._save_due = True
-            self.set_timer(_SAVE_S, self.save_now)
-
-    def save_now(self) -> None:
-        self._save_due = False
-        self._keep_draft()
-        unsaved, self._unsaved = self._unsaved, set()
-        for place, tab in enumerate(self.tabs):
-            if tab in unsaved:
-                self._save(tab, place)
-
-    def _save(self, tab: Tab, place: int | None) -> None:
-        """``place`` None: the tab is being closed; a chat nothing was said in leaves no trace."""
-        if self.store is None:
-            return
-        try:
-            if place is None and not (tab.chat.messages or tab.chat.draft):
-                self.store.delete(tab.chat.id)
-            else:
-                self.store.save(tab.chat, place)
-        except ChatError as error:
-            self.notify(str(error), severity="error", markup=False, timeout=10)
 
     @on(Composer.Changed)
     def _draft_changed(self) -> None:
-        self.save_soon(self.tab)
+        self.saver.soon(self.tab)
+        self._draw_status()
+
+    @on(Transcript.CursorMoved)
+    def _cursor_moved(self) -> None:
         self._draw_status()
 
 

@@ -60,7 +60,7 @@ def move_chat(step: int, app: ChatApp, _: str) -> None:
     if 0 <= to < len(app.tabs):
         app.tabs[at], app.tabs[to] = app.tabs[to], app.tabs[at]
         app.active = to
-        app.save_soon(*app.tabs)
+        app.saver.soon(*app.tabs)
         app.draw_around()
 
 
@@ -74,7 +74,7 @@ def rename_chat(app: ChatApp, title: str) -> None:
 
 def set_title(app: ChatApp, tab: Tab, title: str) -> None:
     tab.chat.title = one_line(title)
-    app.save_soon(tab)
+    app.saver.soon(tab)
     app.draw_around()
 
 
@@ -100,7 +100,7 @@ def fork_at(app: ChatApp, end: int, suffix: str) -> Tab:
 
 def find_chat(app: ChatApp, _: str) -> None:
     """All saved chats, searched by any word said in them."""
-    if app.store is None:
+    if app.saver.store is None:
         raise CommandError("chats are not being saved, so there are none to find")
     app.push_screen(CommandPalette([ChatProvider], placeholder="Search all chats"))
 
@@ -109,14 +109,14 @@ def delete_chat(app: ChatApp, _: str) -> None:
     """For good, from disk too; only asked for by name."""
     tab = app.tab
     app.remove_tab(tab)
-    if app.store:
-        app.store.delete(tab.chat.id)
+    if app.saver.store:
+        app.saver.store.delete(tab.chat.id)
     app.notify(f"Deleted {tab.chat.name}.", markup=False, timeout=3)
 
 
 def save_chat(app: ChatApp, _: str) -> None:
-    app.save_now()
-    where = app.store.path if app.store else None
+    app.saver.now()
+    where = app.saver.store.path if app.saver.store else None
     app.note(app.tab, f"saved in {where}, as always" if where else "chats are not being saved")
 
 

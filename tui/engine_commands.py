@@ -110,7 +110,7 @@ COMMANDS = (
     Command("policy", "choose the policy", policy, "f8", "policy", "NAME"),
     Command("model", "restart with another model", model, slash="model", argument="NAME"),
     Command("context", "restart with another context", context, slash="context", argument="N"),
-    Command("set", "set a sampling parameter", set_parameter, "", "set", "parameter NAME VALUE"),
-    Command("show", "what is in force", show, "", "show", "info|parameters|system|strategies"),
+    Command("set", "set a sampling parameter", set_parameter, "", "set", "NAME VALUE"),
+    Command("show", "what is in force", show, "", "show", "WHAT"),
     Command("stats", "steps, strategies and speed so far", stats, slash="stats"),
 )

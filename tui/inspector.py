@@ -18,11 +18,12 @@ from .meter import Meter
 from .palette import strategy_letter
 
 _REFRESH_S = 0.5
+_ROWS = 200
 _COLUMNS = ("step", "strategy", "splits", "batch", "longest", "step ms", "tokens/s", "pages")
 
 
 class Inspector(Screen[None]):
-    """Follows the newest step until paused."""
+    """Follows the newest step until paused, or while the cursor is on an older one."""
 
     BINDINGS: ClassVar = [
         ("escape,f4,q", "app.pop_screen", "back"),
@@ -51,14 +52,14 @@ class Inspector(Screen[None]):
         self.query_one(DataTable).focus()
 
     def _refresh_rows(self) -> None:
-        if self._paused and self._shown:
-            return
+        table = self.query_one(DataTable)
+        if self._shown and (self._paused or table.cursor_row > 0):
+            return  # someone reads
         records = [r for r in self._meter.recent if self._strategy in ("", r.strategy)]
-        records.reverse()
+        records = records[: -_ROWS - 1 : -1]
         if records == self._shown and records:
             return
         self._shown = records
-        table = self.query_one(DataTable)
         table.clear()
         for record in records:
             table.add_row(*(Text(cell) for cell in _row(record)))

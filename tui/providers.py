@@ -53,10 +53,10 @@ class ChatProvider(Provider):
 
     def _find(self, words: str) -> list[Found]:
         app: ChatApp = self.app  # type: ignore[assignment]
-        if app.store is None:
+        if app.saver.store is None:
             return []
-        app.save_now()
-        return app.store.find(words)
+        app.saver.now()
+        return app.saver.store.find(words)
 
     def _open(self, found: Found) -> Callable[[], None]:
         app: ChatApp = self.app  # type: ignore[assignment]

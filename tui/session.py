@@ -114,7 +114,7 @@ class Session:
 
     def _became_ready(self, ready: Ready) -> None:
         self.state.ready, self.state.policy, self.state.dead = ready, ready.policy, ""
-        self._app.transcript.speaker = one_line(ready.model)
+        self._app.transcript.name_speaker(one_line(ready.model))
         for note in ready.notes:
             self._app.notify(one_line(note), markup=False, timeout=8)
         for tab in self._app.tabs:

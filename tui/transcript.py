@@ -11,11 +11,13 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.geometry import Region, Size
+from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
 
-from pkvchat.chats import Chat, Message
+from pkvchat.chats import Chat
+from pkvchat.chats import Message as ChatMessage
 
 from .markdown import MarkdownRenderer
 from .palette import Palette
@@ -53,6 +55,9 @@ class Transcript(ScrollView, can_focus=True):
         ("enter,tab", "app.command('stop')", "back"),
     ]
 
+    class CursorMoved(Message):
+        """The cursor is on another message, or gone."""
+
     def __init__(self, chat: Chat, palette: Palette) -> None:
         super().__init__(id="transcript")
         self.speaker = "Assistant"
@@ -87,6 +92,11 @@ class Transcript(ScrollView, can_focus=True):
             self._first, self._last, line = place
             self._rebuild()
             self.scroll_to(y=line, animate=False)
+
+    def name_speaker(self, name: str) -> None:
+        if name != self.speaker:
+            self.speaker = name
+            self._rerender()
 
     def show_raw(self, raw: bool) -> None:
         self.raw = raw
@@ -142,7 +152,7 @@ class Transcript(ScrollView, can_focus=True):
         room = self.size.width - 2 * _MARGIN - 1  # 1 for the scrollbar, there or not
         return max(min(room, _MAX_TEXT_WIDTH), 10)
 
-    def _turn(self, message: Message) -> Turn:
+    def _turn(self, message: ChatMessage) -> Turn:
         turn = self._turns.get(message.id)
         if turn is None:
             turn = Turn(
@@ -224,6 +234,7 @@ class Transcript(ScrollView, can_focus=True):
     def on_blur(self) -> None:
         self.cursor = None
         self.refresh()
+        self.post_message(self.CursorMoved())
 
     def action_previous_message(self) -> None:
         self._set_cursor((self.cursor or 0) - 1)
@@ -238,6 +249,7 @@ class Transcript(ScrollView, can_focus=True):
             return
         index = min(max(index, 0), len(self._chat.messages) - 1)
         self.cursor = index
+        self.post_message(self.CursorMoved())
         if index < self._first:
             self._grow_up()
             self._rebuild()

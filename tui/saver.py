@@ -1,0 +1,67 @@
+"""Writes chats to the store as they change, at most once a second."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pkvchat.errors import ChatError
+from pkvchat.store import ChatStore
+
+from .tab import Tab
+
+if TYPE_CHECKING:
+    from .app import ChatApp
+
+_SAVE_S = 1.0
+
+
+class Saver:
+    """store None: chats are not being saved."""
+
+    def __init__(self, app: ChatApp, store: ChatStore | None) -> None:
+        self.store = store
+        self._app = app
+        self._unsaved: set[Tab] = set()
+        self._due = False
+
+    def saved_tabs(self) -> list[Tab]:
+        """The tabs as they were left, unless another running pkvchat shows them."""
+        if self.store is None or not self.store.owns_tabs:
+            return []
+        return [Tab(chat) for chat in self.store.open_chats()]
+
+    def soon(self, *tabs: Tab) -> None:
+        """Write within a second."""
+        self._unsaved.update(tabs)
+        if self.store is not None and not self._due:
+            self._due = True
+            self._app.set_timer(_SAVE_S, self.now)
+
+    def now(self) -> None:
+        self._due = False
+        self._app.keep_draft()
+        unsaved, self._unsaved = self._unsaved, set()
+        for place, tab in enumerate(self._app.tabs):
+            if tab in unsaved:
+                self._save(tab, place)
+
+    def closing(self, tab: Tab) -> None:
+        """The tab goes; a chat nothing was said in leaves no trace."""
+        self._unsaved.discard(tab)
+        if tab.chat.messages or tab.chat.draft:
+            self._save(tab, None)
+        elif self.store is not None:
+            self.store.delete(tab.chat.id)
+
+    def close(self) -> None:
+        self.now()
+        if self.store is not None:
+            self.store.close()
+
+    def _save(self, tab: Tab, place: int | None) -> None:
+        if self.store is None:
+            return
+        try:
+            self.store.save(tab.chat, place)
+        except ChatError as error:
+            self._app.notify(str(error), severity="error", markup=False, timeout=10)
