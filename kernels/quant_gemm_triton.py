@@ -12,7 +12,6 @@ PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16".
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +19,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .launch_triton import has_dependent_launch, multiprocessors
 from .quant_formats import Planes
-from .quant_tiles_triton import has_dependent_launch, weight_slots
+from .quant_tiles_triton import weight_slots
 
 
 # Alignment: see quant_gemv_triton. The rest varies from step to step and must not recompile.
@@ -159,15 +159,8 @@ def gemm_config(planes: Planes, num_rows: int) -> GemmConfig:
     """Tiles for ``num_rows`` rows of x, split until every multiprocessor has a few."""
     rows, x_rows = 64, max(16, triton.next_power_of_2(num_rows))
     tiles = triton.cdiv(planes.rows, rows)
-    parts = triton.cdiv(PROGRAMS_PER_SM * _multiprocessors(planes.low.device), tiles)
+    parts = triton.cdiv(PROGRAMS_PER_SM * multiprocessors(planes.low.device), tiles)
     return GemmConfig(rows=rows, x_rows=x_rows, parts=min(parts, MAX_PARTS))
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def gemm(

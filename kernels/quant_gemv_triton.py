@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .launch_triton import has_dependent_launch
 from .quant_formats import Planes
-from .quant_tiles_triton import field, field_at, group_scales, has_dependent_launch, split_words
+from .quant_tiles_triton import field, field_at, group_scales, split_words
 
 
 # Without the planes' alignment, the compiler divides their loads as it divides the words: one unit

@@ -10,17 +10,8 @@ The same source runs compiled on CUDA and under ``TRITON_INTERPRET=1`` on CPU te
 
 from __future__ import annotations
 
-import functools
-
-import torch
 import triton
 import triton.language as tl
-
-
-@functools.cache
-def has_dependent_launch(device: torch.device) -> bool:
-    """Whether a kernel can start while the one in front of it drains."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @triton.constexpr_function

@@ -11,6 +11,10 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     Half-split (NeoX) layout: dimension i pairs with i + rot/2.
     x: [N, H, d]; cos, sin: [N, rot/2] at the rows' positions. Returns a new [N, H, d].
     """
+    if x.device.type == "cuda":
+        from .rope_triton import apply_rope_triton
+
+        return apply_rope_triton(x, cos, sin)
     half = cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     a, b = x[..., :half], x[..., half : 2 * half]
