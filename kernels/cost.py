@@ -86,7 +86,7 @@ def split_choices(strategy: str, tiles: Sequence[int], device: torch.device) -> 
     """The num_splits worth comparing: powers of two up to a tile a split, where it matters."""
     if strategy in ("sdpa", "flashinfer") or (strategy == "workqueue" and device.type == "cuda"):
         return [1]
-    most = min(max(tiles), 16 if device.type == "cpu" else 128)
+    most = min(max(tiles), 8 if device.type == "cpu" else 128)
     return [1 << i for i in range(most.bit_length())]
 
 

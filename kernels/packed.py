@@ -45,8 +45,7 @@ class PackedLinear:
         """
         packed = [pack(name, raw) for name, raw in parts]
         self.out_features = sum(planes.rows for planes in packed)
-        wide = any(BITS[name] > 4 for name, _ in parts)
-        self.planes = _int4_planes(packed, wide)
+        self.planes = _int4_planes(packed)
         self.bias = bias
         self.few_limit = types.few_limit
         self.dense = torch.cat([dequantise(planes).to(types.many_rows) for planes in packed])
@@ -81,19 +80,31 @@ class PackedLinear:
         return sum(tensor.nbytes for tensor in tensors)
 
 
-def _int4_planes(parts: Sequence[Planes], wide: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(packed codes, affine map [in / 32, out, 2]) per plane; the kernel's codes are -8 to 7."""
-    codes = torch.cat([fields(planes) for planes in parts])
-    maps = [scales_and_biases(planes) for planes in parts]
-    scale, bias = (torch.cat(tensors) for tensors in zip(*maps, strict=True))
-    if not wide:
-        return [_int4_plane(codes, scale, bias + 8 * scale)]
-    # The high plane takes the bias, which it turns into nothing for symmetric formats.
-    high = _int4_plane(codes >> 4, 16 * scale, bias + 128 * scale)
-    return [high, _int4_plane(codes & 15, scale, 8 * scale)]
+def _int4_planes(parts: Sequence[Planes]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(packed codes, affine map [in / 32, out, 2]) per plane, of all parts."""
+    wide = any(BITS[planes.type.name] > 4 for planes in parts)
+    by_plane = zip(*(_nibbles(planes, wide) for planes in parts), strict=True)
+    return [_pack_plane(*map(torch.cat, zip(*plane, strict=True))) for plane in by_plane]
 
 
-def _int4_plane(
+def _nibbles(planes: Planes, wide: bool) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(codes, scale, zero) of a low plane and, if ``wide``, a high one: (code - 8) * scale + zero.
+
+    Codes are counted from the middle of their range, where weights are zero or nearly so: what is
+    added per group is then small, and so is what its rounding costs.
+    """
+    codes = fields(planes)
+    scale, bias = scales_and_biases(planes)
+    middle = 1 << (planes.type.field_bits + planes.type.high_bits - 1)
+    centre = bias + middle * scale
+    if middle == 8:
+        empty = (torch.full_like(codes, 8), torch.zeros_like(scale), torch.zeros_like(scale))
+        return [(codes, scale, centre)] + [empty] * wide
+    high = (codes >> 4) + (8 - middle // 16)
+    return [(codes & 15, scale, 8 * scale), (high, 16 * scale, centre)]
+
+
+def _pack_plane(
     codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     padding = (0, 0, 0, -len(codes) % _LANES)

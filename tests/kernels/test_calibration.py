@@ -1,0 +1,160 @@
+"""Calibration records: measured once, kept, and never trusted when damaged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from pkvchat.kernels.batch import AttentionShape
+from pkvchat.kernels.calibration import Calibration, Calibrator, DeviceTypes, Store, shape_key
+from pkvchat.kernels.cost import StrategyCost
+from pkvchat.kernels.linear import LinearTypes
+
+CPU = torch.device("cpu")
+SHAPE = AttentionShape(4, 2, 64, 16, torch.float32, CPU)
+COST = StrategyCost(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+CALIBRATION = Calibration(2, {"sdpa": COST, "split": COST})
+TYPES = DeviceTypes(
+    LinearTypes(torch.float16, torch.float16, torch.bfloat16, 16, 4), torch.float32, torch.float16
+)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "calibration")
+
+
+@pytest.fixture
+def saved(store):
+    """A store with a record for SHAPE, and that record's path."""
+    store.save("strategies", shape_key(SHAPE), CALIBRATION.to_json())
+    (path,) = store.directory.iterdir()
+    return store, path
+
+
+def test_records_survive_json():
+    assert Calibration.from_json(json.loads(json.dumps(CALIBRATION.to_json()))) == CALIBRATION
+    assert DeviceTypes.from_json(json.loads(json.dumps(TYPES.to_json()))) == TYPES
+
+
+def test_a_good_record_is_used_and_not_measured(saved):
+    store, _ = saved
+    assert Calibrator(CPU, store=store).costs(SHAPE, ["sdpa"]) == CALIBRATION
+    assert not store.notes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        AttentionShape(4, 2, 64, 32, torch.float32, CPU),
+        AttentionShape(8, 2, 64, 16, torch.float32, CPU),
+        AttentionShape(4, 2, 64, 16, torch.float16, CPU),
+    ],
+)
+def test_another_shape_has_another_record(saved, change):
+    store, _ = saved
+    assert store.load("strategies", shape_key(change)) is None
+
+
+def damage(path, edit):
+    record = json.loads(path.read_text())
+    edit(record)
+    path.write_text(json.dumps(record))
+
+
+DAMAGES = {
+    "empty": lambda path: path.write_text(""),
+    "cut short": lambda path: path.write_text(path.read_text()[:100]),
+    "not json": lambda path: path.write_bytes(b"\xff\xfe\x00"),
+    "a list": lambda path: path.write_text("[]"),
+    "another version": lambda path: damage(path, lambda r: r.update(version=0)),
+    "another device": lambda path: damage(path, lambda r: r["key"].update(device="abacus")),
+    "no data": lambda path: damage(path, lambda r: r.pop("data")),
+    "no workers": lambda path: damage(path, lambda r: r["data"].update(workers=0)),
+    "negative": lambda path: damage(path, lambda r: r["data"]["costs"]["sdpa"].update(call=-1)),
+    "nan": lambda path: damage(
+        path, lambda r: r["data"]["costs"]["sdpa"].update(tile=float("nan"))
+    ),
+    "a word": lambda path: damage(path, lambda r: r["data"]["costs"]["sdpa"].update(path="fast")),
+    "constant missing": lambda path: damage(path, lambda r: r["data"]["costs"]["sdpa"].pop("plan")),
+    "costs a list": lambda path: damage(path, lambda r: r["data"].update(costs=[])),
+    "data a string": lambda path: damage(path, lambda r: r.update(data="x")),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_record_is_set_aside_and_measured_again(saved, name):
+    store, path = saved
+    DAMAGES[name](path)
+    damaged = path.read_bytes()
+    calibration = Calibrator(CPU, store=store).costs(SHAPE, ["sdpa"])
+    assert list(calibration.costs) == ["sdpa"]
+    assert path.with_suffix(".damaged").read_bytes() == damaged
+    (note,) = store.notes
+    assert "damaged" in note
+    assert "\n" not in note
+    again = Store(store.directory)
+    assert Calibrator(CPU, store=again).costs(SHAPE, ["sdpa"]) == calibration
+    assert not again.notes
+
+
+def test_damaged_types_are_refused():
+    for edit in (
+        lambda data: data.update(kv="int8"),
+        lambda data: data["linear"].update(few_limit=-1),
+        lambda data: data["linear"].update(packed_bits="4"),
+        lambda data: data["linear"].pop("weight"),
+        lambda data: data["linear"].update(more=1),
+    ):
+        data = TYPES.to_json()
+        edit(data)
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            DeviceTypes.from_json(data)
+
+
+def test_a_strategy_the_record_lacks_is_measured(saved):
+    store, _ = saved
+    calibration = Calibrator(CPU, store=store).costs(SHAPE, ["sdpa", "workqueue"])
+    assert set(calibration.costs) == {"sdpa", "workqueue"}
+
+
+def test_fresh_measures_where_there_is_a_record(saved):
+    store, path = saved
+    assert Calibrator(CPU, store=store, fresh=True).costs(SHAPE, ["sdpa"]) != CALIBRATION
+    assert json.loads(path.read_text())["data"] != CALIBRATION.to_json()
+
+
+def test_a_directory_that_cannot_be_made_is_a_note(tmp_path):
+    (tmp_path / "file").write_text("")
+    store = Store(tmp_path / "file" / "calibration")
+    calibration = Calibrator(CPU, store=store).costs(SHAPE, ["sdpa"])
+    assert calibration.costs["sdpa"].predict
+    assert any("measured at each start" in note for note in store.notes)
+
+
+def test_a_record_that_cannot_be_read_is_a_note(saved):
+    store, path = saved
+    path.unlink()
+    path.mkdir()
+    Calibrator(CPU, store=store).costs(SHAPE, ["sdpa"])
+    assert any("cannot be read" in note for note in store.notes)
+
+
+def test_measured_costs_predict_and_report_progress(store):
+    seen = []
+    calibrator = Calibrator(CPU, lambda *progress: seen.append(progress), store)
+    calibration = calibrator.costs(SHAPE, ["split", "workqueue", "sdpa"])
+    assert set(calibration.costs) == {"split", "workqueue", "sdpa"}
+    assert seen[0][1:] == (0, 3)
+    assert seen[-1][1:] == (3, 3)
+
+
+def test_measured_types_are_kept(store):
+    seen = []
+    types = Calibrator(CPU, lambda *progress: seen.append(progress), store).types()
+    assert types.linear.few_limit >= 1
+    assert types.linear.packed_bits in (0, 4, 8)
+    assert seen[-1][1] == seen[-1][2]
+    assert Calibrator(CPU, store=store).types() == types

@@ -1,0 +1,138 @@
+"""Which strategy is chosen, and what a person is told about it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pkvchat.kernels.batch import AttentionShape
+from pkvchat.kernels.calibration import Calibration
+from pkvchat.kernels.cost import StrategyCost, strategy_work
+from pkvchat.kernels.measure_costs import fit
+from pkvchat.kernels.policy import create_policy, policy_names
+from pkvchat.kernels.strategy import StrategyUnavailable
+
+CPU = AttentionShape(9, 3, 64, 16, torch.float32, torch.device("cpu"))
+CUDA = AttentionShape(32, 8, 128, 16, torch.float16, torch.device("cuda"))
+ON_CPU = ["split", "workqueue", "sdpa"]
+# Splitting costs a merge; a call costs more than a task.
+COSTS = {
+    "split": StrategyCost(call=30, tile=0.3, path=1, task=2, merge=20, plan=100),
+    "workqueue": StrategyCost(call=35, tile=0.3, path=1, task=2, merge=40, plan=200),
+    "sdpa": StrategyCost(call=30, tile=0.4, path=1.1, task=2, merge=0, plan=50),
+    "flashinfer": StrategyCost(call=5, tile=0.01, path=0.2, task=1, merge=0.01, plan=150),
+}
+CALIBRATION = Calibration(workers=2, costs=COSTS)
+
+lengths = st.lists(st.integers(1, 100_000), min_size=1, max_size=16).map(tuple)
+
+
+def policy(name="adaptive", shape=CPU, available=ON_CPU):
+    return create_policy(name, shape, CALIBRATION, available)
+
+
+def test_names_are_adaptive_and_one_per_strategy():
+    assert policy_names() == [
+        "adaptive",
+        "forced-flashinfer",
+        "forced-split",
+        "forced-workqueue",
+        "forced-sdpa",
+    ]
+
+
+@pytest.mark.parametrize("name", ["", "split", "forced-", "forced-flash", "Adaptive"])
+def test_unknown_policy_lists_those_there_are(name):
+    with pytest.raises(ValueError, match="adaptive, forced-flashinfer, forced-split"):
+        policy(name)
+
+
+def test_forced_strategy_that_cannot_run_says_why():
+    with pytest.raises(StrategyUnavailable, match=r"forced-flashinfer.*CUDA"):
+        policy("forced-flashinfer")
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+@given(lengths=lengths)
+def test_forced_policy_only_picks_the_splits(name, lengths):
+    decision = policy(f"forced-{name}").choose(lengths)
+    assert decision.strategy == name
+    assert decision.num_splits >= 1
+    assert list(decision.predicted_us) == [name]
+    assert "forced" in decision.reason
+
+
+@given(lengths=lengths)
+def test_adaptive_picks_the_least_predicted_time(lengths):
+    decision = policy().choose(lengths)
+    assert set(decision.predicted_us) == set(ON_CPU)
+    assert decision.predicted_us[decision.strategy] == min(decision.predicted_us.values())
+    assert all(us > 0 for us in decision.predicted_us.values())
+
+
+@given(lengths=lengths)
+def test_the_order_of_rows_does_not_matter(lengths):
+    forwards, backwards = policy().choose(lengths), policy().choose(lengths[::-1])
+    assert forwards == backwards
+
+
+def test_batch_and_length_change_the_choice():
+    chosen = policy()
+    assert chosen.choose((40,)).strategy == "sdpa"
+    assert chosen.choose((8000,)).strategy == "split"
+    assert chosen.choose((8000,)).num_splits > 1
+    assert chosen.choose((300,) * 8).strategy == "workqueue"
+
+
+@given(length=st.integers(1, 200_000))
+def test_a_decision_is_right_for_a_length_close_by(length):
+    """Lengths are rounded up for the cache, by an eighth at most."""
+    model = policy().model
+    decision = policy("forced-sdpa").choose((length,))
+    exact = model.predict("sdpa", [-(-length // 16)], 1)
+    assert exact * 0.999 - 0.1 <= decision.predicted_us["sdpa"] <= exact * 1.125 + 0.1
+
+
+def test_reasons_are_sentences():
+    reason = policy().choose((300,) * 7 + (400,)).reason
+    assert reason == "8 chats of 300 to 400 tokens: workqueue is predicted 1.38x as fast as split"
+    only = policy(available=["sdpa"]).choose((100,)).reason
+    assert only == "1 chat of 100 tokens: sdpa is all that runs here"
+
+
+@pytest.mark.parametrize("shape", [CPU, CUDA], ids=["cpu", "cuda"])
+@given(tiles=st.lists(st.integers(1, 5000), min_size=1, max_size=20), num_splits=st.integers(1, 64))
+def test_work_covers_every_tile(shape, tiles, num_splits):
+    for name in COSTS:
+        if name == "flashinfer" and shape is CPU:
+            continue
+        work = strategy_work(name, tiles, num_splits, shape, workers=7)
+        assert work.tiles >= sum(tiles) * shape.num_kv_heads
+        assert work.path * 7 >= sum(tiles) * shape.num_kv_heads
+        assert work.tasks >= 1
+
+
+def test_fit_finds_the_constants_it_was_made_from():
+    samples = []
+    for tiles in [(3,), (40,), (300,), (10,) * 4, (100, 7, 30, 2), (20,) * 8]:
+        for num_splits in (1, 4):
+            work = strategy_work("split", tiles, num_splits, CPU, workers=2)
+            samples.append((work, COSTS["split"].predict(work, 10**9)))
+    found = fit(samples, plan_us=100)
+    for work, us in samples:
+        assert found.predict(work, 10**9) == pytest.approx(us, rel=0.02)
+    assert found.plan == 100
+
+
+def test_fit_never_pays_for_work():
+    """Times that fall with more work would need negative constants."""
+    samples = [
+        (strategy_work("split", (n,), 1, CPU, workers=2), us)
+        for n, us in [(10, 50.0), (100, 40.0), (1000, 30.0)]
+    ]
+    found = fit(samples, plan_us=0)
+    constants = (found.call, found.tile, found.path, found.task, found.merge)
+    assert all(constant >= 0 for constant in constants)
+    assert found.predict(samples[1][0], 1) > 0
