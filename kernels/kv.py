@@ -45,7 +45,8 @@ def write_kv(kv_layer: torch.Tensor, rows: torch.Tensor, k: torch.Tensor, v: tor
     if kv_layer.device.type == "cuda":
         from .kv_triton import write_kv_triton
 
-        return write_kv_triton(kv_layer, rows, k, v)
+        write_kv_triton(kv_layer, rows, k, v)
+        return
     head_dim = kv_layer.shape[4]
     new = torch.cat((k, v), dim=1).view(-1, head_dim).to(kv_layer.dtype)
     kv_layer.view(-1, head_dim).index_copy_(0, rows, new)

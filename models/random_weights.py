@@ -125,8 +125,9 @@ def _shapes(config: ModelConfig) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {
         "token_embd.weight": (config.vocab_size, hidden),
         "output_norm.weight": (hidden,),
-        "output.weight": (config.vocab_size, hidden),
     }
+    if not config.tie_embeddings:
+        shapes["output.weight"] = config.vocab_size, hidden
     for layer in range(config.num_layers):
         parts: dict[str, Shape] = {
             "attn_norm": (hidden,),

@@ -14,6 +14,7 @@ from pkvchat.kernels.step import StepAttention
 from pkvchat.kernels.strategy import Strategy
 from pkvchat.models.causal_lm import CausalLM
 
+from .graph_runner import DecodeGraphs
 from .scheduler import Schedule
 from .sequence import Sequence
 
@@ -38,10 +39,22 @@ class ModelRunner:
         self.policy = policy
         self.kv_layers = allocate_kv(model.config.num_layers, num_pages, shape)
         self._strategies: dict[str, Strategy] = {}
+        longest = -(-model.config.context_length // shape.page_size)
+        self._graphs = (
+            DecodeGraphs(model, shape, self.kv_layers, min(num_pages, longest))
+            if shape.device.type == "cuda"
+            else None
+        )
 
     @torch.inference_mode()
     def run(self, schedule: Schedule) -> StepResult:
         """One forward pass; the sequences' ``num_cached`` is the caller's to advance."""
+        decision = self._choose(schedule.decodes)
+        if self._graphs and decision and not schedule.prefills:
+            strategy = self._strategy(decision.strategy)
+            if self._graphs.covers(strategy, len(schedule.decodes)):
+                logits = self._graphs.run(schedule.decodes, strategy, decision.num_splits)
+                return StepResult(logits, schedule.decodes, decision)
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -57,7 +70,7 @@ class ModelRunner:
                 logit_rows.append(len(tokens) - 1)
                 sampled.append(seq)
         slot_mapping = self._tensor(slots)
-        decision, decode = self._plan_decode(schedule.decodes, slot_mapping)
+        decode = self._plan(schedule.decodes, decision, slot_mapping) if decision else None
         attend = StepAttention(
             self.kv_layers,
             self.model.layer_specs,
@@ -74,13 +87,13 @@ class ModelRunner:
     def copy_page(self, source: int, target: int) -> None:
         copy_pages(self.kv_layers, [source], [target])
 
-    def _plan_decode(
-        self, decodes: list[Sequence], slot_mapping: torch.Tensor
-    ) -> tuple[Decision | None, DecodeBatch | None]:
-        if not decodes:
-            return None, None
+    def _choose(self, decodes: list[Sequence]) -> Decision | None:
+        return self.policy.choose(tuple(len(seq.tokens) for seq in decodes)) if decodes else None
+
+    def _plan(
+        self, decodes: list[Sequence], decision: Decision, slot_mapping: torch.Tensor
+    ) -> DecodeBatch:
         lengths = tuple(len(seq.tokens) for seq in decodes)
-        decision = self.policy.choose(lengths)
         width = max(len(seq.pages) for seq in decodes)
         table = [seq.pages + [0] * (width - len(seq.pages)) for seq in decodes]
         batch = DecodeBatch(
@@ -90,7 +103,7 @@ class ModelRunner:
             lengths=lengths,
         )
         self._strategy(decision.strategy).plan(batch, decision.num_splits)
-        return decision, batch
+        return batch
 
     def _chunk(self, seq: Sequence, count: int) -> PrefillChunk:
         end = seq.num_cached + count

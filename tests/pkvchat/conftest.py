@@ -71,6 +71,9 @@ class RandomCheckpoint:
     def nbytes(self, name: str) -> int:
         return 4 * torch.Size(self.shapes[name]).numel()
 
+    def quantised(self, name: str) -> None:
+        return None
+
     def read_into(self, name: str, out: torch.Tensor) -> None:
         seed = sum(name.encode())
         values = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed))
