@@ -15,7 +15,7 @@ from .causal_lm import CausalLM
 from .decoder import Decoder
 from .errors import ModelError
 from .gguf_checkpoint import GgufCheckpoint
-from .hub import resolve
+from .resolve import resolve
 from .safetensors_checkpoint import SafetensorsCheckpoint
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
@@ -51,14 +51,15 @@ def load_model(
     memory: int | None = None,
     progress: Progress = _silent,
 ) -> LoadedModel:
-    """name: see ``hub.resolve``. dtype: of activations; None is float32 on CPU, bfloat16 on CUDA.
+    """name: see ``resolve``. dtype: of activations; None is float32 on CPU, bfloat16 on CUDA.
 
     linear_types: how matrices are kept and multiplied; None keeps them all in ``dtype``.
     context: tokens in a sequence at most; 0 is the model's own limit. memory: bytes free on the
     device; a model whose weights need more is refused. progress: called with (stage, done, total),
     often. Raises ModelError.
     """
-    path = resolve(name, progress)
+    found = resolve(name, progress, memory if device.type == "cuda" else None)
+    path = found.path
     checkpoint = open_checkpoint(path)
     progress("tokenizer", 0, 0)
     vocabulary = checkpoint.vocabulary()
@@ -88,7 +89,7 @@ def load_model(
         tokenizer=tokenizer,
         template=template,
         stop_ids=vocabulary.stop_ids,
-        notes=(template.fallback_note,) if template.fallback_note else (),
+        notes=tuple(note for note in (found.note, template.fallback_note) if note),
     )
 
 
