@@ -57,6 +57,8 @@ class DeviceTypes:
         for name in ("few_limit", "packed_bits"):
             if type(linear[name]) is not int or linear[name] < 0:
                 raise ValueError(f"{name} {linear[name]!r}")
+        if type(linear["dense"]) is not bool:
+            raise ValueError(f"dense {linear['dense']!r}")
         for name in ("weight", "few_rows", "many_rows"):
             linear[name] = _DTYPES[linear[name]]
         return cls(LinearTypes(**linear), _DTYPES[data["activation"]], _DTYPES[data["kv"]])

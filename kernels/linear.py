@@ -15,7 +15,8 @@ class LinearTypes:
     weight: the dtype weights are kept in. few_rows: the product's dtype for at most ``few_limit``
     rows of x (decode, bound by memory); many_rows: for more (prefill, bound by arithmetic).
     packed_bits: a checkpoint's quantised weights of up to so many bits stay packed (see
-    ``packed``); 0 dequantises them all.
+    ``packed``); 0 dequantises them all. dense: beside them, on CPU, keep a dense copy for many
+    rows; without it prefill is slower and the weights take a quarter of the memory.
     """
 
     weight: torch.dtype
@@ -23,6 +24,7 @@ class LinearTypes:
     many_rows: torch.dtype
     few_limit: int = 8
     packed_bits: int = 0
+    dense: bool = True
 
     @classmethod
     def uniform(cls, dtype: torch.dtype) -> LinearTypes:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from .linear import LinearTypes
+from .linear import Linear, LinearTypes
 from .quant_formats import Planes, dequantise, fields, pack, scales_and_biases
 
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_K": 8, "Q8_0": 8}
@@ -28,8 +28,8 @@ _multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
 class PackedLinear:
     """``y = x @ weight.T + bias``; the weight is GGUF matrices one above the other.
 
-    Products of many rows, which arithmetic binds, go to a dense copy in ``types.many_rows``.
-    Scales are rounded to bfloat16.
+    Products of many rows, which arithmetic binds, go to a dense copy of 16 bits a weight, unless
+    ``types.dense`` forbids it. Scales are rounded to bfloat16.
     """
 
     def __init__(
@@ -48,25 +48,23 @@ class PackedLinear:
         self.planes = _int4_planes(packed)
         self.bias = bias
         self.few_limit = types.few_limit
-        self.dense = torch.cat([dequantise(planes).to(types.many_rows) for planes in packed])
+        self.dense = _dense(packed, bias, types.many_rows) if types.dense else None
         self._raw = parts[0]  # memory mapped where it comes from a file
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [N, in]; returns [N, out] in x's dtype."""
-        if x.shape[0] > self.few_limit:
-            y = F.linear(x.to(self.dense.dtype), self.dense)
-        else:
-            y = self._few(x.to(torch.bfloat16))
+        if self.dense is not None and x.shape[0] > self.few_limit:
+            return self.dense(x)
+        rows = x.to(torch.bfloat16)
+        packed, affine = self.planes[0]
+        y: torch.Tensor = _multiply(rows, packed, _GROUP, affine)
+        for packed, affine in self.planes[1:]:
+            y += _multiply(rows, packed, _GROUP, affine)
+        if y.shape[1] != self.out_features:
+            y = y[:, : self.out_features]
         if self.bias is not None:
             y = y + self.bias
         return y.to(x.dtype)
-
-    def _few(self, x: torch.Tensor) -> torch.Tensor:
-        packed, affine = self.planes[0]
-        y: torch.Tensor = _multiply(x, packed, _GROUP, affine)
-        for packed, affine in self.planes[1:]:
-            y += _multiply(x, packed, _GROUP, affine)
-        return y if y.shape[1] == self.out_features else y[:, : self.out_features]
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows of the first matrix, as an embedding table. ids: [N] int64; returns [N, in]."""
@@ -76,8 +74,14 @@ class PackedLinear:
     def nbytes(self) -> int:
         """Bytes held, the dense copy included."""
         tensors = [tensor for plane in self.planes for tensor in plane]
-        tensors += [tensor for tensor in (self.dense, self.bias) if tensor is not None]
-        return sum(tensor.nbytes for tensor in tensors)
+        dense = 0 if self.dense is None else self.dense.nbytes()
+        return dense + sum(tensor.nbytes for tensor in tensors)
+
+
+def _dense(parts: Sequence[Planes], bias: torch.Tensor | None, many_rows: torch.dtype) -> Linear:
+    weight = torch.float16 if many_rows == torch.float32 else many_rows
+    dense = torch.cat([dequantise(planes).to(weight) for planes in parts])
+    return Linear(dense, bias, types=LinearTypes(weight, many_rows, many_rows))
 
 
 def _int4_planes(parts: Sequence[Planes]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -116,6 +118,13 @@ def test_packed_linear(names, rows):
     assert relative(found, x.double() @ weight.double().T + bias.double()) < 6e-3
     ids = torch.tensor([5, 0, 5])
     assert torch.equal(linear.rows(ids, F32), weight[ids])
+
+
+def test_without_a_dense_copy_all_rows_go_to_the_packed_weights():
+    part, x = ("Q4_0", random_raw("Q4_0", 32, 64)), torch.randn(9, 64)
+    lean = PackedLinear([part], types=replace(MIXED, dense=False))
+    assert lean.nbytes() * 3 < PackedLinear([part], types=MIXED).nbytes() * 2
+    assert relative(lean(x), x.double() @ dequantise(pack(*part)).double().T) < 6e-3
 
 
 def test_packed_rows_do_not_depend_on_their_neighbours():
