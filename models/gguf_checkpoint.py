@@ -1,7 +1,8 @@
-"""A GGUF file as a Checkpoint: config, weights, and the quirks of the format undone."""
+"""A GGUF file, or all parts of a split one, as a Checkpoint: the quirks of the format undone."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,17 @@ class GgufCheckpoint:
     """Implements Checkpoint. Raises ModelError for whatever is damaged or not supported."""
 
     def __init__(self, path: Path) -> None:
+        """path: the file, or the first part; the others lie beside it."""
         self.path = path
-        self.file = GgufFile(path)
-        self.shapes: dict[str, Shape] = {n: t.shape for n, t in self.file.tensors.items()}
+        parts = _parts(path)
+        self._files = {name: file for file in parts for name in file.tensors}
+        self.shapes: dict[str, Shape] = {
+            name: file.tensors[name].shape for name, file in self._files.items()
+        }
         rope_factors = {
             name: self._values(name) for name in ROPE_FACTORS if self.shapes.pop(name, None)
         }
-        self.metadata = Metadata(path, self.file.metadata | rope_factors)
+        self.metadata = Metadata(path, parts[0].metadata | rope_factors)
         self.family = by_gguf_architecture(self.metadata)
         if len(self.shapes.get("token_embd.weight", ())) != 2:
             raise ModelError(f"{path}: tensor 'token_embd.weight' is missing: fetch the file again")
@@ -39,20 +44,20 @@ class GgufCheckpoint:
         return read_vocabulary(self.metadata)
 
     def _values(self, name: str) -> list[float]:
-        out = torch.empty(self.file.tensors[name].shape)
-        self.file.read_into(name, out)
+        out = torch.empty(self._files[name].tensors[name].shape)
+        self._files[name].read_into(name, out)
         values: list[float] = out.flatten().tolist()
         return values
 
     def nbytes(self, name: str) -> int:
-        return self.file.tensors[name].nbytes
+        return self._files[name].tensors[name].nbytes
 
     def quantised(self, name: str) -> tuple[str, torch.Tensor]:
-        order = self._row_order(name)
-        return self.file.tensors[name].type.name, self.file.raw_rows(name, order)
+        file, order = self._files[name], self._row_order(name)
+        return file.tensors[name].type.name, file.raw_rows(name, order)
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
-        self.file.read_into(name, out, self._row_order(name))
+        self._files[name].read_into(name, out, self._row_order(name))
 
     def _row_order(self, name: str) -> np.ndarray | None:
         """llama.cpp stores the two halves of each rotary Q/K head interleaved; we want halves."""
@@ -63,3 +68,20 @@ class GgufCheckpoint:
         rows = np.arange(self.shapes[name][0]).reshape(heads[part], -1, 2)
         order: np.ndarray = rows.swapaxes(1, 2).reshape(-1)
         return order
+
+
+def _parts(path: Path) -> list[GgufFile]:
+    """The first part says how many there are."""
+    first = GgufFile(path)
+    count = Metadata(path, first.metadata).get("split.count", int, 1)
+    if count <= 1:
+        return [first]
+    named = re.fullmatch(r"(.*)-00001-of-\d{5}\.gguf", path.name)
+    if named is None:
+        raise ModelError(f"{path}: is not the first of {count} parts: name that one")
+    names = [f"{named[1]}-{i:05}-of-{count:05}.gguf" for i in range(2, count + 1)]
+    if missing := [name for name in names if not path.with_name(name).exists()]:
+        raise ModelError(
+            f"{path}: {len(missing)} of {count} parts are missing, {missing[0]} for one: fetch them"
+        )
+    return [first, *(GgufFile(path.with_name(name)) for name in names)]

@@ -21,18 +21,31 @@ CL100K = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+
+
+def _by_case(suffix: str, digits: str) -> str:
+    """Words end where lower case is followed by upper case."""
+    return (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{suffix}"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{suffix}|\p{{N}}{digits}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
 PATTERNS = {
     "default": GPT2,
     "gpt-2": GPT2,
     "smollm": GPT2,
     "llama-bpe": CL100K % 3,
+    "llama-v3": CL100K % 3,
+    "llama3": CL100K % 3,
     "qwen2": CL100K % 1,
-    "tekken": TEKKEN,
+    "deepseek-r1-qwen": CL100K % 1,
+    "gpt-4o": _by_case(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}"),
+    "tekken": _by_case("", ""),
 }
+# These look a whole word up in the vocabulary before they merge bytes.
+WHOLE_WORDS = {"llama-bpe", "llama-v3", "llama3", "tekken"}
 SINGLE_DIGITS = {"smollm"}  # split digits one by one first
 
 
@@ -82,9 +95,10 @@ def _byte_level(meta: Metadata, tokens: list[str], types: list[int]) -> BackendT
     ]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     try:
-        backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+        bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in WHOLE_WORDS)
     except Exception as error:  # tokenizers raises bare Exception
         raise ModelError(f"{meta.path}: the vocabulary's merges do not fit it: {error}") from error
+    backend = tokenizers.Tokenizer(bpe)
     steps: list[PreTokenizer] = [
         pre_tokenizers.Split(Regex(PATTERNS[pre]), behavior="isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
