@@ -99,9 +99,10 @@ def new_pool(cases: Sequence[Case], dtype: torch.dtype) -> torch.Tensor:
 class Problem:
     """A case's tensors: scattered pages, and one KV cache per layer carved from ``pool``."""
 
-    def __init__(self, case: Case, pool: torch.Tensor) -> None:
+    def __init__(self, case: Case, pool: torch.Tensor, between: bool) -> None:
         device = pool.device
         self.case = case
+        self.between = between
         self.shape = AttentionShape(
             case.num_qo_heads, case.num_kv_heads, HEAD_DIM, PAGE_SIZE, pool.dtype, device
         )
@@ -139,9 +140,13 @@ class Problem:
         if not (error.max() < 2e-3 and error.mean() < 3e-4):
             raise AssertionError(f"{self.case.name}, {strategy.name}: max |e| {error.max():.2e}")
 
+        q = self.q.clone()
+
         def layers() -> None:
             for kv_layer in self.kv_layers:
-                strategy.run(self.q, kv_layer, self.out, SPEC)
+                strategy.run(q, kv_layer, self.out, SPEC)
+                if self.between:
+                    q.copy_(self.out)
 
         return graph_us(layers) / len(self.kv_layers)
 
@@ -213,8 +218,8 @@ def split_us(problem: Problem) -> tuple[float, int]:
     return min((problem.layer_us(strategy, n), n) for n in choices)
 
 
-def measure(case: Case, pool: torch.Tensor) -> dict[str, Any]:
-    problem = Problem(case, pool)
+def measure(case: Case, pool: torch.Tensor, between: bool) -> dict[str, Any]:
+    problem = Problem(case, pool, between)
     split, num_splits = split_us(problem)
     workqueue = problem.layer_us(WorkqueueTriton(problem.shape))
     return {
@@ -250,6 +255,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", action="append", help="only cases whose name contains this")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16")
+    parser.add_argument(
+        "--between", action="store_true", help="a small kernel between layers that depends on both"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -261,7 +269,7 @@ def main() -> None:
     print(table_line(["---"] * len(COLUMNS + RATIO)))
     rows = []
     for case in cases:
-        rows.append(measure(case, pool))
+        rows.append(measure(case, pool, args.between))
         print(table_line(cells(rows[-1])), flush=True)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))

@@ -64,7 +64,7 @@ class FlashInfer:
                 "(nvcc), ninja and a C++ compiler, or the flashinfer-jit-cache package"
             ) from error
 
-    def plan(self, batch: DecodeBatch, num_splits: int) -> None:  # noqa: ARG002
+    def plan(self, batch: DecodeBatch, num_splits: int) -> None:
         """Lay out the batch's pages; each layer spec is planned at its first layer."""
         page_size, table = self.shape.page_size, batch.block_table
         pages = [-(-length // page_size) for length in batch.lengths]

@@ -14,15 +14,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .attend_triton import (
-    TileConfig,
-    allocate_states,
-    attend_tokens,
-    merge_states,
-    tile_config,
-    visible_units,
-)
+from .attend_triton import TileConfig, attend_tokens, tile_config, visible_units
 from .batch import AttentionShape, DecodeBatch, LayerSpec
+from .merge_triton import (
+    MERGE_BLOCK,
+    MERGE_DIMS,
+    MERGE_WARPS,
+    allocate_states,
+    merge_states,
+    store_piece,
+)
 
 
 @triton.jit
@@ -56,54 +57,51 @@ def _attend_kernel(
     DIM_PAD: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
     split = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.program_id(2)
     length = tl.load(lens_ptr + row)
     first_token, first_unit, units = visible_units(length, window, UNIT)
     splits = row_splits(units, num_splits_ptr, MIN_SHARE)
-    begin = (split * units) // splits
-    end = ((split + 1) * units) // splits
-    groups = tl.arange(0, GROUP_PAD)
-    dims = tl.arange(0, DIM_PAD)
-    mask = (groups < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    state = groups[:, None] * HEAD_DIM + dims[None, :]
+    begin = (first_unit + (split * units) // splits) * UNIT
+    end = tl.minimum((first_unit + ((split + 1) * units) // splits) * UNIT, length)
     segment = row * NUM_KV_HEADS + head
     at = segment * GROUP * HEAD_DIM
-    if PDL:
-        gdc_wait()  # q and the newest K/V come from the kernel before
     if (split < splits) & (begin < end):
-        q = tl.load(q_ptr + at + state, mask=mask, other=0.0)
         m, l, acc = attend_tokens(  # noqa: E741
-            q,
+            q_ptr + at,
             kv_ptr + head * PAGE_SIZE * HEAD_DIM,
             table_ptr + row.to(tl.int64) * table_stride,
             first_token,
-            (first_unit + begin) * UNIT,
-            tl.minimum((first_unit + end) * UNIT, length),
+            begin,
+            end,
             scale,
             softcap,
+            GROUP,
+            HEAD_DIM,
             PAGE_SIZE,
             2 * NUM_KV_HEADS * PAGE_SIZE * HEAD_DIM,
             NUM_KV_HEADS * PAGE_SIZE * HEAD_DIM,
-            HEAD_DIM,
+            GROUP_PAD,
+            DIM_PAD,
             TILE,
             STAGES,
+            PREFETCH,
             HAS_SOFTCAP,
+            PDL,
         )
-        if splits == 1:
-            out = acc / l[:, None]
-            tl.store(out_ptr + at + state, out.to(out_ptr.dtype.element_ty), mask=mask)
-        else:
-            slot = segment * tl.num_programs(0) + split
-            tl.store(acc_ptr + slot * GROUP * HEAD_DIM + state, acc, mask=mask)
-            tl.store(m_ptr + slot * GROUP + groups, m, mask=groups < GROUP)
-            tl.store(l_ptr + slot * GROUP + groups, l, mask=groups < GROUP)
+        slot = segment * tl.num_programs(0) + split
+        store_piece(
+            out_ptr + at, acc_ptr, m_ptr, l_ptr, m, l, acc, splits == 1, slot, GROUP, HEAD_DIM
+        )
     if PDL:
-        gdc_launch_dependents()
+        gdc_wait()  # idle programs too: who waits for this kernel waits for the one in front
 
 
 @triton.jit(do_not_specialize=["window", "max_splits"])
@@ -121,24 +119,23 @@ def _merge_kernel(
     HEAD_DIM: tl.constexpr,
     UNIT: tl.constexpr,
     MIN_SHARE: tl.constexpr,
-    DIM_PAD: tl.constexpr,
+    DIMS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    qo_head = tl.program_id(1)
-    _, _, units = visible_units(tl.load(lens_ptr + row), window, UNIT)
-    splits = row_splits(units, num_splits_ptr, MIN_SHARE)
-    slot = (row * NUM_KV_HEADS + qo_head // GROUP) * max_splits
-    dims = tl.arange(0, DIM_PAD)
-    at = out_ptr + (row * NUM_KV_HEADS * GROUP + qo_head) * HEAD_DIM + dims
     if PDL:
         gdc_launch_dependents()
+    row = tl.program_id(0)
+    qo_head = tl.program_id(1)
+    dims = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
+    _, _, units = visible_units(tl.load(lens_ptr + row), window, UNIT)
+    splits = tl.where(units > 0, row_splits(units, num_splits_ptr, MIN_SHARE), 0)
+    slot = (row * NUM_KV_HEADS + qo_head // GROUP) * max_splits
+    if PDL:
         gdc_wait()
-    if units == 0:
-        tl.store(at, tl.zeros([DIM_PAD], out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
-    elif splits > 1:
-        out = merge_states(
+    if splits != 1:  # one split has gone straight to the output
+        merge_states(
+            out_ptr + (row * NUM_KV_HEADS * GROUP + qo_head) * HEAD_DIM,
             acc_ptr,
             m_ptr,
             l_ptr,
@@ -146,12 +143,11 @@ def _merge_kernel(
             slot,
             splits,
             qo_head % GROUP,
+            dims,
             GROUP,
             HEAD_DIM,
-            DIM_PAD,
             BLOCK,
         )
-        tl.store(at, out.to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
 class SplitTriton:
@@ -168,7 +164,7 @@ class SplitTriton:
         self._batch: DecodeBatch | None = None
 
     def max_splits(self, batch_size: int) -> int:
-        """The grid's width: enough splits for two programs where workqueue has one."""
+        """The grid's width: splits enough for two programs where workqueue has one."""
         segments = batch_size * self.shape.num_kv_heads
         return max(1, 2 * self.config.num_programs // segments)
 
@@ -186,8 +182,15 @@ class SplitTriton:
         # The kernel reads num_splits before it waits for the kernel in front of it, so the
         # first layer may not overlap plan's write.
         overlap, self._overlap = self._overlap, config.pdl
-        rows, max_splits = len(batch), self.max_splits(len(batch))
-        _attend_kernel[(max_splits, shape.num_kv_heads, rows)](
+        max_splits = self.max_splits(len(batch))
+        common = {
+            "NUM_KV_HEADS": shape.num_kv_heads,
+            "GROUP": shape.group_size,
+            "HEAD_DIM": shape.head_dim,
+            "UNIT": config.unit,
+            "MIN_SHARE": max(1, config.min_share // config.unit),
+        }
+        _attend_kernel[(max_splits, shape.num_kv_heads, len(batch))](
             q,
             kv_layer,
             out,
@@ -199,36 +202,24 @@ class SplitTriton:
             spec.window,
             spec.scale,
             spec.softcap,
-            NUM_KV_HEADS=shape.num_kv_heads,
-            GROUP=shape.group_size,
-            HEAD_DIM=shape.head_dim,
-            PAGE_SIZE=shape.page_size,
-            UNIT=config.unit,
-            MIN_SHARE=config.min_share,
-            GROUP_PAD=config.group_pad,
-            DIM_PAD=config.dim_pad,
-            TILE=config.tile,
-            STAGES=config.num_stages,
-            HAS_SOFTCAP=spec.softcap > 0,
+            **common,
+            **config.constants(shape, spec),
             PDL=overlap,
             num_warps=config.num_warps,
             launch_pdl=overlap,
         )
-        _merge_kernel[(rows, shape.num_qo_heads)](
+        merge_grid = (len(batch), shape.num_qo_heads, triton.cdiv(shape.head_dim, MERGE_DIMS))
+        _merge_kernel[merge_grid](
             out,
             batch.seq_lens,
             self._num_splits,
             *self._states,
             spec.window,
             max_splits,
-            NUM_KV_HEADS=shape.num_kv_heads,
-            GROUP=shape.group_size,
-            HEAD_DIM=shape.head_dim,
-            UNIT=config.unit,
-            MIN_SHARE=config.min_share,
-            DIM_PAD=config.dim_pad,
-            BLOCK=config.merge_block,
+            **common,
+            DIMS=MERGE_DIMS,
+            BLOCK=MERGE_BLOCK,
             PDL=config.pdl,
-            num_warps=config.merge_warps,
+            num_warps=MERGE_WARPS,
             launch_pdl=config.pdl,
         )

@@ -15,15 +15,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .attend_triton import (
-    TileConfig,
-    allocate_states,
-    attend_tokens,
-    merge_states,
-    tile_config,
-    visible_units,
-)
+from .attend_triton import TileConfig, attend_tokens, tile_config, visible_units
 from .batch import AttentionShape, DecodeBatch, LayerSpec
+from .merge_triton import (
+    MERGE_BLOCK,
+    MERGE_DIMS,
+    MERGE_WARPS,
+    allocate_states,
+    merge_states,
+    store_piece,
+)
 from .planner_triton import MAX_BATCH, Plan, plan_shares, segment_cost
 
 
@@ -49,69 +50,69 @@ def _attend_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     UNIT: tl.constexpr,
-    OVERHEAD: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     DIM_PAD: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
     program = tl.program_id(0)
-    num_programs = tl.num_programs(0)
     budget = tl.load(share_ptr)
+    overhead = tl.load(share_ptr + 1)
+    padded = tl.load(share_ptr + 2) > 1
     row = tl.load(starts_ptr + program * 4)
     head = tl.load(starts_ptr + program * 4 + 1)
     spent = tl.load(starts_ptr + program * 4 + 2)
     length = tl.load(starts_ptr + program * 4 + 3)
-    groups = tl.arange(0, GROUP_PAD)
-    dims = tl.arange(0, DIM_PAD)
-    mask = (groups < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    state = groups[:, None] * HEAD_DIM + dims[None, :]
-    if PDL:
-        gdc_wait()  # q and the newest K/V come from the kernel before
     while (budget > 0) & (row < batch):
         first_token, first_unit, units = visible_units(length, window, UNIT)
-        cost = segment_cost(length, window, UNIT, OVERHEAD)
-        begin = tl.maximum(spent - OVERHEAD, 0)
-        end = tl.minimum(spent + budget - OVERHEAD, units)
-        if begin < end:
+        first = tl.maximum(spent - overhead, 0)
+        last = tl.minimum(spent + budget - overhead, units)
+        begin = (first_unit + first) * UNIT
+        end = tl.minimum((first_unit + last) * UNIT, length)
+        if first < last:
             at = (row * NUM_KV_HEADS + head) * GROUP * HEAD_DIM
-            q = tl.load(q_ptr + at + state, mask=mask, other=0.0)
             m, l, acc = attend_tokens(  # noqa: E741
-                q,
+                q_ptr + at,
                 kv_ptr + head * PAGE_SIZE * HEAD_DIM,
                 table_ptr + row.to(tl.int64) * table_stride,
                 first_token,
-                (first_unit + begin) * UNIT,
-                tl.minimum((first_unit + end) * UNIT, length),
+                begin,
+                end,
                 scale,
                 softcap,
+                GROUP,
+                HEAD_DIM,
                 PAGE_SIZE,
                 2 * NUM_KV_HEADS * PAGE_SIZE * HEAD_DIM,
                 NUM_KV_HEADS * PAGE_SIZE * HEAD_DIM,
-                HEAD_DIM,
+                GROUP_PAD,
+                DIM_PAD,
                 TILE,
                 STAGES,
+                PREFETCH,
                 HAS_SOFTCAP,
+                PDL,
             )
-            if (begin == 0) & (end == units):
-                out = acc / l[:, None]
-                tl.store(out_ptr + at + state, out.to(out_ptr.dtype.element_ty), mask=mask)
-            else:
-                slot = tl.where(begin > 0, program, num_programs + program)
-                tl.store(acc_ptr + slot * GROUP * HEAD_DIM + state, acc, mask=mask)
-                tl.store(m_ptr + slot * GROUP + groups, m, mask=groups < GROUP)
-                tl.store(l_ptr + slot * GROUP + groups, l, mask=groups < GROUP)
-        budget -= cost - spent
+            whole = (first == 0) & (last == units)
+            slot = tl.where(first > 0, program, tl.num_programs(0) + program)
+            store_piece(
+                out_ptr + at, acc_ptr, m_ptr, l_ptr, m, l, acc, whole, slot, GROUP, HEAD_DIM
+            )
+        # In a padded plan a program has one piece.
+        budget = tl.where(padded, 0, budget - (units + tl.where(units > 0, overhead, 0) - spent))
         spent = 0
         head += 1
-        if (head == NUM_KV_HEADS) | (cost == 0):
+        if (budget > 0) & ((head == NUM_KV_HEADS) | (units == 0)):
             head = 0
             row += 1
             length = tl.load(lens_ptr + row, mask=row < batch, other=0)
     if PDL:
-        gdc_launch_dependents()
+        gdc_wait()  # idle programs too: who waits for this kernel waits for the one in front
 
 
 @triton.jit(do_not_specialize=["window", "num_programs"])
@@ -129,42 +130,39 @@ def _merge_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     UNIT: tl.constexpr,
-    OVERHEAD: tl.constexpr,
-    DIM_PAD: tl.constexpr,
+    DIMS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    qo_head = tl.program_id(1)
-    length = tl.load(lens_ptr + row)
-    _, _, units = visible_units(length, window, UNIT)
-    cost = segment_cost(length, window, UNIT, OVERHEAD)
-    share = tl.load(share_ptr)
-    begin = tl.load(row_cost_ptr + row) + qo_head // GROUP * cost + OVERHEAD
-    first = begin // share
-    last = (begin + units - 1) // share
-    dims = tl.arange(0, DIM_PAD)
-    at = out_ptr + (row * NUM_KV_HEADS * GROUP + qo_head) * HEAD_DIM + dims
     if PDL:
         gdc_launch_dependents()
+    row = tl.program_id(0)
+    qo_head = tl.program_id(1)
+    dims = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
+    _, _, units = visible_units(tl.load(lens_ptr + row), window, UNIT)
+    share = tl.load(share_ptr)
+    overhead = tl.load(share_ptr + 1)
+    cost = segment_cost(units, overhead, tl.load(share_ptr + 2))
+    begin = tl.load(row_cost_ptr + row) + qo_head // GROUP * cost + overhead
+    first = begin // share
+    pieces = tl.where(units > 0, (begin + units - 1) // share - first + 1, 0)
+    if PDL:
         gdc_wait()
-    if units == 0:
-        tl.store(at, tl.zeros([DIM_PAD], out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
-    elif first < last:
-        out = merge_states(
+    if pieces != 1:  # one piece has gone straight to the output
+        merge_states(
+            out_ptr + (row * NUM_KV_HEADS * GROUP + qo_head) * HEAD_DIM,
             acc_ptr,
             m_ptr,
             l_ptr,
             num_programs + first,
             first,
-            last - first + 1,
+            pieces,
             qo_head % GROUP,
+            dims,
             GROUP,
             HEAD_DIM,
-            DIM_PAD,
             BLOCK,
         )
-        tl.store(at, out.to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
 class WorkqueueTriton:
@@ -180,37 +178,45 @@ class WorkqueueTriton:
         self._planned: set[int] = set()  # windows planned for this batch
         self._batch: DecodeBatch | None = None
 
-    def plan(self, batch: DecodeBatch, num_splits: int) -> None:  # noqa: ARG002
+    def plan(self, batch: DecodeBatch, num_splits: int) -> None:
         """Remember the batch; each window is planned on the device at its first layer."""
         if len(batch) > MAX_BATCH:
             raise ValueError(f"a batch of {len(batch)} rows; at most {MAX_BATCH} are supported")
         self._batch = batch
         self._planned.clear()
 
+    def _plan_for(self, batch: DecodeBatch, window: int) -> Plan:
+        config = self.config
+        if window not in self._plans:
+            self._plans[window] = Plan.allocate(config.num_programs, self.shape.device)
+        if window not in self._planned:
+            plan_shares(
+                batch.seq_lens,
+                window,
+                self._plans[window],
+                num_kv_heads=self.shape.num_kv_heads,
+                unit=config.unit,
+                overhead=max(1, config.overhead // config.unit),
+                min_share=max(1, config.min_share // config.unit),
+            )
+            self._planned.add(window)
+        return self._plans[window]
+
     def run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
     ) -> None:
         shape, config, batch = self.shape, self.config, self._batch
         assert batch is not None, "plan() comes first"
-        plan = self._plans.get(spec.window)
-        if plan is None:
-            plan = Plan.allocate(config.num_programs, shape.device)
-            self._plans[spec.window] = plan
         # The kernel reads the plan before it waits for the kernel in front of it, so it may not
         # overlap the planner.
         overlap = config.pdl and spec.window in self._planned
-        if spec.window not in self._planned:
-            plan_shares(
-                batch.seq_lens,
-                spec.window,
-                plan,
-                num_kv_heads=shape.num_kv_heads,
-                unit=config.unit,
-                overhead=config.overhead,
-                min_share=config.min_share,
-            )
-            self._planned.add(spec.window)
-        rows = len(batch)
+        plan = self._plan_for(batch, spec.window)
+        common = {
+            "NUM_KV_HEADS": shape.num_kv_heads,
+            "GROUP": shape.group_size,
+            "HEAD_DIM": shape.head_dim,
+            "UNIT": config.unit,
+        }
         _attend_kernel[(config.num_programs,)](
             q,
             kv_layer,
@@ -221,26 +227,18 @@ class WorkqueueTriton:
             plan.starts,
             plan.share,
             *self._states,
-            rows,
+            len(batch),
             spec.window,
             spec.scale,
             spec.softcap,
-            NUM_KV_HEADS=shape.num_kv_heads,
-            GROUP=shape.group_size,
-            HEAD_DIM=shape.head_dim,
-            PAGE_SIZE=shape.page_size,
-            UNIT=config.unit,
-            OVERHEAD=config.overhead,
-            GROUP_PAD=config.group_pad,
-            DIM_PAD=config.dim_pad,
-            TILE=config.tile,
-            STAGES=config.num_stages,
-            HAS_SOFTCAP=spec.softcap > 0,
+            **common,
+            **config.constants(shape, spec),
             PDL=overlap,
             num_warps=config.num_warps,
             launch_pdl=overlap,
         )
-        _merge_kernel[(rows, shape.num_qo_heads)](
+        merge_grid = (len(batch), shape.num_qo_heads, triton.cdiv(shape.head_dim, MERGE_DIMS))
+        _merge_kernel[merge_grid](
             out,
             batch.seq_lens,
             plan.row_cost,
@@ -248,14 +246,10 @@ class WorkqueueTriton:
             *self._states,
             spec.window,
             config.num_programs,
-            NUM_KV_HEADS=shape.num_kv_heads,
-            GROUP=shape.group_size,
-            HEAD_DIM=shape.head_dim,
-            UNIT=config.unit,
-            OVERHEAD=config.overhead,
-            DIM_PAD=config.dim_pad,
-            BLOCK=config.merge_block,
+            **common,
+            DIMS=MERGE_DIMS,
+            BLOCK=MERGE_BLOCK,
             PDL=config.pdl,
-            num_warps=config.merge_warps,
+            num_warps=MERGE_WARPS,
             launch_pdl=config.pdl,
         )

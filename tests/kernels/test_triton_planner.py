@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -16,34 +18,41 @@ from pkvchat.kernels.planner_triton import Plan, plan_shares
 UNIT = 16
 
 
-def pieces_of(lengths, num_programs, num_kv_heads, window, overhead, min_share, device):
-    """What each program walks through, as the workqueue kernel does: (segment, begin, end)."""
-    plan = Plan.allocate(num_programs, device)
+@dataclass(frozen=True)
+class Settings:
+    num_programs: int
+    num_kv_heads: int
+    window: int = 0
+    overhead: int = 1
+    min_share: int = 1
+
+
+def pieces_of(lengths, settings, device):
+    """The plan, and what each program walks through: (segment, begin, end) in units."""
+    plan = Plan.allocate(settings.num_programs, device)
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
-    plan_shares(
-        seq_lens,
-        window,
-        plan,
-        num_kv_heads=num_kv_heads,
-        unit=UNIT,
-        overhead=overhead,
-        min_share=min_share,
-    )
-    share = int(plan.share)
+    options = dataclasses.asdict(settings)
+    options.pop("num_programs")
+    plan_shares(seq_lens, options.pop("window"), plan, unit=UNIT, **options)
+    share, overhead, step = plan.share.tolist()
     pieces = []
     for row, head, spent, length in plan.starts.tolist():
         assert row == len(lengths) or length == lengths[row]
         mine, budget = [], share
         while budget > 0 and row < len(lengths):
-            units = units_of(lengths[row], window)
-            cost = units + overhead if units else 0
+            units = units_of(lengths[row], settings.window)
             begin, end = max(spent - overhead, 0), min(spent + budget - overhead, units)
             if begin < end:
                 mine.append(((row, head), begin, end))
-            budget, spent = budget - (cost - spent), 0
-            row, head = (row, head + 1) if head + 1 < num_kv_heads and cost else (row + 1, 0)
+            budget, spent = budget - (cost_of(units, overhead, step) - spent), 0
+            last = head + 1 == settings.num_kv_heads or units == 0
+            row, head = (row + 1, 0) if last else (row, head + 1)
         pieces.append(mine)
-    return share, pieces, plan
+    return plan, pieces
+
+
+def cost_of(units, overhead, step):
+    return -(-(units + overhead) // step) * step if units else 0
 
 
 def units_of(length, window):
@@ -54,45 +63,59 @@ def units_of(length, window):
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 700), min_size=1, max_size=9),
-    num_programs=st.integers(1, 12),
-    num_kv_heads=st.integers(1, 4),
-    window=st.sampled_from([0, 0, 1, 50, 300]),
-    overhead=st.integers(0, 5),
-    min_share=st.integers(1, 8),
+    settings=st.builds(
+        Settings,
+        num_programs=st.integers(1, 40),
+        num_kv_heads=st.integers(1, 4),
+        window=st.sampled_from([0, 0, 1, 50, 300]),
+        overhead=st.sampled_from([1, 2, 4]),
+        min_share=st.integers(1, 8),
+    ),
 )
-def test_shares(triton_device, lengths, num_programs, num_kv_heads, window, overhead, min_share):
-    share, pieces, plan = pieces_of(
-        lengths, num_programs, num_kv_heads, window, overhead, min_share, triton_device
-    )
-    covered = [piece for mine in pieces for piece in mine]
+def test_shares(triton_device, lengths, settings):
+    plan, pieces = pieces_of(lengths, settings, triton_device)
+    share, overhead, step = plan.share.tolist()
+    units = [units_of(length, settings.window) for length in lengths]
+    segments = list(itertools.product(range(len(lengths)), range(settings.num_kv_heads)))
     # Every unit exactly once, in order.
-    for row, head in itertools.product(range(len(lengths)), range(num_kv_heads)):
-        runs = [(begin, end) for segment, begin, end in covered if segment == (row, head)]
-        joined = [unit for begin, end in runs for unit in range(begin, end)]
-        assert joined == list(range(units_of(lengths[row], window)))
+    covered = [piece for mine in pieces for piece in mine]
     assert covered == sorted(covered)
-    # No program has more than its share; only the programs at the end have less than all of it.
-    total = sum((units_of(n, window) + overhead) * num_kv_heads for n in lengths if n)
-    assert share == max(-(-total // num_programs), min_share)
+    for segment in segments:
+        runs = [(begin, end) for owner, begin, end in covered if owner == segment]
+        assert [unit for run in runs for unit in range(*run)] == list(range(units[segment[0]]))
+    # Shares are near equal: the least possible one, and what padding or overheads may add.
+    least = max(-(-sum(units) * settings.num_kv_heads // settings.num_programs), settings.min_share)
+    costs = sum(cost_of(n, settings.overhead, 1) for n in units) * settings.num_kv_heads
+    if step > 1:
+        assert least <= share < least + settings.overhead
+        assert all(len(mine) <= 1 for mine in pieces)
+    else:
+        exact = max(-(-costs // settings.num_programs), settings.min_share)
+        assert share == (exact if overhead else least)
+    assert all(sum(end - begin for _, begin, end in mine) <= share for mine in pieces)
     for mine in pieces:
-        assert sum(end - begin for _, begin, end in mine) <= share
         # One leading and one trailing partial piece at most: their slots cannot collide.
         assert all(begin == 0 for _, begin, _ in mine[1:])
-        assert all(end == units_of(lengths[row], window) for (row, _), _, end in mine[:-1])
+        assert all(end == units[row] for (row, _), _, end in mine[:-1])
     # The merge finds each split segment's programs from row_cost and the share alone.
-    for row, head in itertools.product(range(len(lengths)), range(num_kv_heads)):
-        units = units_of(lengths[row], window)
-        if units:
-            origin = int(plan.row_cost[row]) + head * (units + overhead) + overhead
+    for row, head in segments:
+        if units[row]:
+            cost = cost_of(units[row], overhead, step)
+            origin = int(plan.row_cost[row]) + head * cost + overhead
             owners = [p for p, mine in enumerate(pieces) if (row, head) in {s for s, *_ in mine}]
-            assert owners == list(range(origin // share, (origin + units - 1) // share + 1))
+            assert owners == list(range(origin // share, (origin + units[row] - 1) // share + 1))
+
+
+def test_equal_rows_give_each_program_one_piece(triton_device):
+    _, pieces = pieces_of([640, 640], Settings(num_programs=33, num_kv_heads=2), triton_device)
+    assert {len(mine) for mine in pieces} <= {0, 1}
+    assert sum(map(bool, pieces)) == 32  # 40 units in shares of 5, four times
 
 
 def test_more_rows_than_one_block(triton_device):
     """The planner goes over the batch in blocks of rows."""
     lengths = [(37 * row) % 100 for row in range(300)]
-    share, pieces, _ = pieces_of(lengths, 7, 2, 0, 1, 1, triton_device)
-    assert sum(end - begin for mine in pieces for _, begin, end in mine) == 2 * sum(
-        units_of(n, 0) for n in lengths
-    )
-    assert all(sum(end - begin for _, begin, end in mine) <= share for mine in pieces)
+    plan, pieces = pieces_of(lengths, Settings(num_programs=7, num_kv_heads=2), triton_device)
+    covered = [end - begin for mine in pieces for _, begin, end in mine]
+    assert sum(covered) == 2 * sum(units_of(n, 0) for n in lengths)
+    assert all(sum(e - b for _, b, e in mine) <= int(plan.share[0]) for mine in pieces)

@@ -1,0 +1,101 @@
+"""Partial softmax states in device memory: writing a piece, and the exact merge of a segment's.
+
+The merge is PAPER.md's (Dao et al. 2023, Flash-Decoding), in base 2.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .batch import AttentionShape
+
+# Per merging program: partial states loaded at once, and dimensions of the head.
+MERGE_BLOCK = 64
+MERGE_DIMS = 64
+MERGE_WARPS = 2
+
+
+def allocate_states(slots: int, shape: AttentionShape) -> tuple[torch.Tensor, ...]:
+    """acc [slots, G, head_dim], m and l [slots, G], all fp32."""
+    sizes = ((slots, shape.group_size, shape.head_dim), *((slots, shape.group_size),) * 2)
+    return tuple(torch.empty(s, dtype=torch.float32, device=shape.device) for s in sizes)
+
+
+@triton.jit
+def store_piece(
+    out_ptr,
+    acc_ptr,
+    m_ptr,
+    l_ptr,
+    m,
+    l,  # noqa: E741
+    acc,
+    whole,
+    slot,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """Write a group's output if the piece is the whole segment, else its state to ``slot``.
+
+    acc: [DIM_PAD, GROUP_PAD]. out_ptr: the group's first query head.
+    """
+    dims = tl.arange(0, acc.shape[0])
+    groups = tl.arange(0, acc.shape[1])
+    mask = (dims < HEAD_DIM)[:, None] & (groups < GROUP)[None, :]
+    at = dims[:, None] + groups[None, :] * HEAD_DIM
+    if whole:
+        out = acc / l[None, :]
+        tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        tl.store(acc_ptr + slot * GROUP * HEAD_DIM + at, acc, mask=mask)
+        tl.store(m_ptr + slot * GROUP + groups, m, mask=groups < GROUP)
+        tl.store(l_ptr + slot * GROUP + groups, l, mask=groups < GROUP)
+
+
+@triton.jit
+def merge_states(
+    out_ptr,
+    acc_ptr,
+    m_ptr,
+    l_ptr,
+    first_slot,
+    rest_slots,
+    count,
+    head,
+    dims,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write query head ``head`` of a group, at ``dims``, from ``count`` partial states.
+
+    State 0 is in slot first_slot, state i > 0 in slot rest_slots + i. They are merged in that
+    order, so that the result is the same from run to run; no state gives zeros. out_ptr: the
+    query head's output.
+    """
+    m = float("-inf")
+    l = 0.0  # noqa: E741
+    acc = tl.zeros([dims.shape[0]], tl.float32)
+    for base in range(0, count, BLOCK):
+        state = base + tl.arange(0, BLOCK)
+        live = state < count
+        at = tl.where(state == 0, first_slot, rest_slots + state) * GROUP + head
+        state_m = tl.load(m_ptr + at, mask=live, other=float("-inf"))
+        state_l = tl.load(l_ptr + at, mask=live, other=0.0)
+        state_acc = tl.load(
+            acc_ptr + at[:, None] * HEAD_DIM + dims[None, :],
+            mask=live[:, None] & (dims < HEAD_DIM)[None, :],
+            other=0.0,
+        )
+        m_next = tl.maximum(m, tl.max(state_m, axis=0))
+        weight = tl.exp2(state_m - m_next)
+        rescale = tl.exp2(m - m_next)
+        l = l * rescale + tl.sum(weight * state_l, axis=0)  # noqa: E741
+        acc = acc * rescale + tl.sum(weight[:, None] * state_acc, axis=0)
+        m = m_next
+    out = tl.where(count > 0, acc / tl.maximum(l, 1e-30), 0.0)
+    tl.store(out_ptr + dims, out.to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
