@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -33,7 +34,7 @@ from .tab import Tab
 from .tabstrip import TabStrip
 from .transcript import Transcript
 
-_FRAME_S = 1 / 15  # text is drawn this often at most
+_FRAME_S = 1 / 10  # text is drawn this often at most
 _PULSE_S = 1 / 5  # spinners, figures and progress
 _ONLY_LEAVE = ("stop", "help", "palette", "inspect", "find_chat")  # with a screen over the chat
 _WIDE = 100  # columns from which the panel stands beside the text
@@ -76,6 +77,7 @@ class ChatApp(App[int]):
         self.composer = Composer(self.history, registry.completions)
         self.status = StatusLine(palette)
         self._frame_due = False
+        self._around_drawn = 0.0
 
     def fresh_tab(self) -> Tab:
         return Tab(Chat(system=self.settings.system_prompt))
@@ -93,7 +95,7 @@ class ChatApp(App[int]):
         yield self.status
 
     def on_mount(self) -> None:
-        self._pulse = self.set_interval(_PULSE_S, self.draw_around)
+        self._pulse = self.set_interval(_PULSE_S, self._on_pulse)
         self.theme_changed_signal.subscribe(self, lambda _: self._recolour())
         self.composer.focus()
         self.lay_out()
@@ -142,15 +144,21 @@ class ChatApp(App[int]):
     def _draw(self) -> None:
         self._frame_due = False
         self.transcript.update()
+        if time.monotonic() - self._around_drawn > _PULSE_S:
+            self.draw_around()  # one repaint for both
+
+    def _on_pulse(self) -> None:
+        if time.monotonic() - self._around_drawn > _PULSE_S:
+            self.draw_around()
 
     def draw_around(self) -> None:
         """Draw what is around the text; rests while nothing goes on."""
+        self._around_drawn = time.monotonic()
         self._draw_status()
         self.strip.show(self.tabs, self.active)
         self.panel.update()
-        if any(tab.busy for tab in self.tabs):
-            self.strip.spin()
-        elif self.session.state.ready or self.session.state.dead:
+        waits = not (self.session.state.ready or self.session.state.dead)
+        if not waits and not any(tab.busy for tab in self.tabs):
             self._pulse.pause()
 
     def _draw_status(self) -> None:

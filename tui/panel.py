@@ -5,14 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from itertools import zip_longest
+
 from rich.segment import Segment
 from rich.style import Style
+from textual.geometry import Region
 from textual.strip import Strip
-from textual.widget import Widget
 
 from pkvchat.steps import StepRecord
 
 from .clean import one_line
+from .line_widget import LineWidget
 from .palette import Palette, strategy_letter
 from .session import Session
 
@@ -21,12 +24,11 @@ _BARS = "▁▂▃▄▅▆▇█"
 _PAD = 2
 
 
-class Panel(Widget):
+class Panel(LineWidget):
     """Tall beside the transcript, or one line above the composer (class ``-line``)."""
 
     def __init__(self, session: Session, palette: Palette) -> None:
-        super().__init__(id="panel")
-        self.palette = palette
+        super().__init__(palette, id="panel")
         self._meter = session.meter
         self._engine = session.state
         self._lines: list[Strip] = []
@@ -38,15 +40,15 @@ class Panel(Widget):
         """Sum up anew; called at most ten times a second."""
         if not self.display:
             return
-        is_line = self.has_class("-line")
-        self._lines = self._line() if is_line else self._tall(self.size.width - 2 * _PAD)
-        self.refresh()
+        old, width = self._lines, self.size.width
+        self._lines = self._line() if self.has_class("-line") else self._tall(width - 2 * _PAD)
+        for y, (before, after) in enumerate(zip_longest(old, self._lines)):
+            if before != after:
+                self.refresh(Region(0, y, width, 1))
 
     def render_line(self, y: int) -> Strip:
-        base, width = self.rich_style, self.size.width
         line = self._lines[y] if y < len(self._lines) else Strip([])
-        strip = Strip([Segment(" " * _PAD), *line])
-        return strip.apply_style(base).crop_extend(0, width, base)
+        return self.fitted(Strip([Segment(" " * _PAD), *line]))
 
     # --- one line -----------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ class Panel(Widget):
         facts = f"{ready.device} · {ready.dtype} · context {ready.context:,}"
         return [
             self._text(one_line(ready.model)[:width], Style(bold=True)),
-            self._text(facts[:width], self.palette.muted),
+            *(self._text(line, self.palette.muted) for line in _wrapped(facts, width, 3)),
             self._text(f"policy {self._engine.policy}", self.palette.muted),
         ]
 

@@ -8,11 +8,11 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
-from textual.widget import Widget
 
 from pkvchat.messages import Ready
 
 from .clean import one_line
+from .line_widget import LineWidget
 from .palette import Palette
 from .session import EngineState, Session
 from .tab import Phase, Tab
@@ -20,12 +20,11 @@ from .tab import Phase, Tab
 _BAR_CELLS = 16
 
 
-class StatusLine(Widget):
+class StatusLine(LineWidget):
     """State at the left, keys at the right where there is room."""
 
     def __init__(self, palette: Palette) -> None:
-        super().__init__(id="status")
-        self.palette = palette
+        super().__init__(palette, id="status")
         self._state = ""
         self._style = Style()
         self._keys = ""
@@ -36,13 +35,12 @@ class StatusLine(Widget):
             self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        base, width = self.rich_style, self.size.width
         state, keys = f"  {self._state}", f"{self._keys}  "
-        gap = width - cell_len(state) - cell_len(keys)
+        gap = self.size.width - cell_len(state) - cell_len(keys)
         segments = [Segment(state, self._style)]
         if gap >= 2:
             segments += [Segment(" " * gap), Segment(keys, self.palette.faint)]
-        return Strip(segments).apply_style(base).crop_extend(0, width, base)
+        return self.fitted(Strip(segments))
 
 
 def describe(tab: Tab, session: Session, typed: int, palette: Palette) -> tuple[str, Style]:

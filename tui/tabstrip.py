@@ -11,9 +11,9 @@ from rich.style import Style
 from textual import events
 from textual.message import Message
 from textual.strip import Strip
-from textual.widget import Widget
 
 from .clean import one_line
+from .line_widget import LineWidget
 from .palette import Palette
 from .tab import Tab
 
@@ -23,7 +23,7 @@ _MAX_TITLE = 24
 _MIN_TITLE = 6
 
 
-class TabStrip(Widget):
+class TabStrip(LineWidget):
     """One cell run per tab: number, title, a spinner while it answers, a dot for unread text."""
 
     @dataclass
@@ -31,25 +31,24 @@ class TabStrip(Widget):
         index: int
 
     def __init__(self, palette: Palette) -> None:
-        super().__init__(id="tabs")
-        self.palette = palette
+        super().__init__(palette, id="tabs")
         self._tabs: Sequence[Tab] = ()
         self._active = 0
         self._frame = 0
+        self._drawn: object = None
         self._spans: list[tuple[int, int, int]] = []  # tab index, first and last cell
 
     def show(self, tabs: Sequence[Tab], active: int) -> None:
+        """Draw ``tabs``; spinners turn one step with each call."""
         self._tabs, self._active = tabs, active
-        self.refresh()
-
-    def spin(self) -> None:
-        """Turn the spinners one step."""
         self._frame += 1
-        self.refresh()
+        drawn = (active, [(tab.chat.name, tab.unread, tab.busy and self._frame) for tab in tabs])
+        if drawn != self._drawn:
+            self._drawn = drawn
+            self.refresh()
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        base = self.rich_style
         labels = self._labels(width)
         self._spans = []
         segments: list[Segment] = []
@@ -62,7 +61,7 @@ class TabStrip(Widget):
         hidden = len(labels) - len(self._spans)
         if hidden:
             segments.append(Segment(f" +{hidden}", self.palette.muted))
-        return Strip(segments).apply_style(base).crop_extend(0, width, base)
+        return self.fitted(Strip(segments))
 
     def _labels(self, width: int) -> list[str]:
         fair = width // max(len(self._tabs), 1) - 6
@@ -97,7 +96,7 @@ class TabStrip(Widget):
         while first and used + cell_len(labels[first - 1]) <= room:
             first -= 1
             used += cell_len(labels[first])
-        return range(first, max(end, first + 1))
+        return range(first, min(max(end, first + 1), len(labels)))
 
     def on_click(self, event: events.Click) -> None:
         for index, start, end in self._spans:

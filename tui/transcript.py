@@ -24,6 +24,8 @@ from .palette import Palette
 from .turn import Turn
 
 _KEPT_TURNS = 200  # rendered turns that are remembered, over all chats
+_DRAWN_LINES = 4000  # remembered as drawn
+_BLANK = Strip([])
 _MARGIN = 2  # cells left and right of the text
 _MAX_TEXT_WIDTH = 100  # longer lines are hard to read
 _WELCOME = (
@@ -69,6 +71,7 @@ class Transcript(ScrollView, can_focus=True):
         self._turns: OrderedDict[str, Turn] = OrderedDict()
         self._first = self._last = 0
         self._lines: list[Strip] = []
+        self._drawn: dict[int, tuple[Strip, Strip]] = {}  # by line: what it is, how it was drawn
         self._starts: list[int] = []  # line where each message of the window begins
         self._following = True
         self._places: dict[str, tuple[int, int, float]] = {}  # chats left while scrolled up
@@ -201,23 +204,35 @@ class Transcript(ScrollView, can_focus=True):
         if not count:
             return []
         text = f"  {arrow} {count} {where} messages"
-        return [Strip([Segment(text, self._renderer.palette.faint)]), Strip([])]
+        return [Strip([Segment(text, self._renderer.palette.faint)]), _BLANK]
 
     def render_line(self, y: int) -> Strip:
         y += self.scroll_offset.y
-        base = self.rich_style
-        width = self.size.width
-        if y >= len(self._lines):
-            return Strip.blank(width, base)
+        line = self._lines[y] if y < len(self._lines) else _BLANK
+        if self.cursor is not None or self.text_selection is not None:
+            return self._finished(y, line)
+        drawn = self._drawn.get(y)
+        if drawn is None or drawn[0] is not line:
+            if len(self._drawn) > _DRAWN_LINES:
+                self._drawn.clear()
+            self._drawn[y] = drawn = (line, self._finished(y, line))
+        return drawn[1]
+
+    def _finished(self, y: int, line: Strip) -> Strip:
+        """A line with its margin, the cursor and the selection, as wide as the view."""
         margin = Segment(" " * _MARGIN)
         if self.cursor is not None and self._message_at(y) == self.cursor:
             margin = Segment("▐".ljust(_MARGIN), self._renderer.palette.assistant)
-        strip = Strip([margin, *self._lines[y]])
+        strip = Strip([margin, *line])
         if (selection := self.text_selection) and (span := selection.get_span(y)):
-            strip = _highlight(
-                strip, span, self.screen.get_component_rich_style("screen--selection")
-            )
+            style = self.screen.get_component_rich_style("screen--selection")
+            strip = _highlight(strip, span, style)
+        base, width = self.rich_style, self.size.width
         return strip.apply_style(base).crop_extend(0, width, base).apply_offsets(0, y)
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._drawn.clear()
 
     def get_selection(self, selection: Selection) -> tuple[str, str]:
         text = "\n".join((" " * _MARGIN + strip.text).rstrip() for strip in self._lines)
@@ -266,6 +281,7 @@ class Transcript(ScrollView, can_focus=True):
     # --- scrolling ----------------------------------------------------------------------------
 
     def on_resize(self, event: events.Resize) -> None:
+        self._drawn.clear()
         if any(turn.width != self._text_width for turn in self._turns.values()):
             self._rerender()
         else:

@@ -146,7 +146,7 @@ def _footer(version: Version) -> str:
         return ""
     parts = []
     if version.new_tokens:
-        parts.append(f"{version.new_tokens} tokens")
+        parts.append("1 token" if version.new_tokens == 1 else f"{version.new_tokens:,} tokens")
     if version.tokens_per_s:
         parts.append(f"{version.tokens_per_s:.1f} tokens/s")
     if version.ttft_s and version.new_tokens:
