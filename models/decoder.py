@@ -50,13 +50,15 @@ class Decoder:
             Rope(rope, config.head_dim, config.context_length, longest, weights.device)
             for rope in config.ropes
         ]
-        self.embedding = weights.linear({"token_embd": config.vocab_size}, config.hidden_size)
+        self.embedding = weights.linear(
+            {"token_embd": config.vocab_size}, config.hidden_size, logits=config.tie_embeddings
+        )
         self.layers = [DecoderLayer(i, config, weights) for i in layers]
         self.output_norm = weights.vector("output_norm.weight", config.hidden_size)
         self.output = (
             self.embedding
             if config.tie_embeddings
-            else weights.linear({"output": config.vocab_size}, config.hidden_size)
+            else weights.linear({"output": config.vocab_size}, config.hidden_size, logits=True)
         )
         weights.finish()
         self._nbytes = weights.nbytes

@@ -87,14 +87,20 @@ class WeightReader:
         """A norm's weight, [size]."""
         return self._stack({name: (size,)}, self.dtype)
 
-    def linear(self, parts: Mapping[str, int], width: int, *, bias: bool = False) -> Product:
-        """One product of several: ``parts`` gives names (less ".weight") and their output rows."""
+    def linear(
+        self, parts: Mapping[str, int], width: int, *, bias: bool = False, logits: bool = False
+    ) -> Product:
+        """One product of several: ``parts`` gives names (less ".weight") and their output rows.
+
+        logits: not packed on CPU, where the packed product is rounded to 8 bits.
+        """
         added = None
         if bias:
             biases = {f"{name}.bias": (rows,) for name, rows in parts.items()}
             added = self._stack(biases, self.types.weight)
         matrices = {f"{name}.weight": (rows, width) for name, rows in parts.items()}
-        blocks = self._blocks(matrices)
+        on_cpu = self.device.type == "cpu"
+        blocks = [] if logits and on_cpu else self._blocks(matrices)
         if blocks and self.device.type == "cuda":
             from pkvchat.kernels.quant_linear import QuantLinear  # needs Triton
 

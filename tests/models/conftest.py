@@ -32,8 +32,8 @@ PAGE_SIZE = 16
 
 
 def byte_vocabulary() -> list[str]:
-    """One token a byte, then the specials."""
-    return [*byte_level_alphabet(), *SPECIALS]
+    """One token a byte, the specials, and what the one merge makes."""
+    return [*byte_level_alphabet(), *SPECIALS, "ab"]
 
 
 def load_f32(path: Path, context: int = 0) -> CausalLM:
@@ -100,9 +100,14 @@ def write_gguf(
     tensors: dict[str, np.ndarray],
     *,
     pre: str = "gpt-2",
+    plain: dict[str, int] | None = None,
 ) -> None:
-    """``entries``: less the architecture's prefix. ``tensors``: by GGUF name, float32."""
+    """``entries``: less the architecture's prefix, ``plain``: without one. ``tensors``: by GGUF
+    name, float32.
+    """
     writer = gguf.GGUFWriter(path, arch)
+    for key, count in (plain or {}).items():
+        writer.add_uint16(key, count)
     for key, value in entries.items():
         name = key if key.startswith("tokenizer.") else f"{arch}.{key}"
         if isinstance(value, bool):
@@ -119,7 +124,7 @@ def write_gguf(
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(vocabulary)
-    writer.add_token_types([1] * 256 + [3] * len(SPECIALS))
+    writer.add_token_types([1] * 256 + [3] * len(SPECIALS) + [1])
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(257)
     for name, values in tensors.items():

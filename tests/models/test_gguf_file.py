@@ -24,7 +24,7 @@ ROWS, COLUMNS = 24, 512
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory, helpers: Any) -> Path:
     path: Path = tmp_path_factory.mktemp("gguf") / "small.gguf"
-    tensors = {"token_embd.weight": np.ones((259, 8), np.float32), "b": np.ones(8, np.float32)}
+    tensors = {"token_embd.weight": np.ones((260, 8), np.float32), "b": np.ones(8, np.float32)}
     helpers.write_gguf(path, "llama", {"block_count": 1, "rope.freq_base": 1e4}, tensors)
     return path
 
