@@ -27,9 +27,10 @@ from .merge_triton import (
 
 
 @triton.jit
-def row_splits(units, num_splits_ptr, MIN_SHARE: tl.constexpr):
+def row_splits(units, num_splits_ptr, max_splits, MIN_SHARE: tl.constexpr):
     """Splits a row gets: no more than leave each one MIN_SHARE units, and at least one."""
-    return tl.maximum(tl.minimum(tl.load(num_splits_ptr), units // MIN_SHARE), 1)
+    num_splits = tl.minimum(tl.load(num_splits_ptr), max_splits)
+    return tl.maximum(tl.minimum(num_splits, units // MIN_SHARE), 1)
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
@@ -68,7 +69,7 @@ def _attend_kernel(
     row = tl.program_id(2)
     length = tl.load(lens_ptr + row)
     first_token, first_unit, units = visible_units(length, window, UNIT)
-    splits = row_splits(units, num_splits_ptr, MIN_SHARE)
+    splits = row_splits(units, num_splits_ptr, tl.num_programs(0), MIN_SHARE)
     begin = (first_unit + (split * units) // splits) * UNIT
     end = tl.minimum((first_unit + ((split + 1) * units) // splits) * UNIT, length)
     segment = row * NUM_KV_HEADS + head
@@ -129,7 +130,8 @@ def _merge_kernel(
     qo_head = tl.program_id(1)
     dims = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
     _, _, units = visible_units(tl.load(lens_ptr + row), window, UNIT)
-    splits = tl.where(units > 0, row_splits(units, num_splits_ptr, MIN_SHARE), 0)
+    splits = row_splits(units, num_splits_ptr, max_splits, MIN_SHARE)
+    splits = tl.where(units > 0, splits, 0)
     slot = (row * NUM_KV_HEADS + qo_head // GROUP) * max_splits
     if PDL:
         gdc_wait()
@@ -171,7 +173,7 @@ class SplitTriton:
     def plan(self, batch: DecodeBatch, num_splits: int) -> None:
         """Take num_splits, or as many as the grid is wide; nothing else depends on the host."""
         self._batch = batch
-        self._num_splits.fill_(min(num_splits, self.max_splits(len(batch))))
+        self._num_splits.fill_(num_splits)
         self._overlap = False
 
     def run(
