@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-
 from itertools import zip_longest
 
 from rich.segment import Segment

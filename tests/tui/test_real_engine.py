@@ -47,12 +47,11 @@ async def test_two_tabs_answer_together_and_a_killed_engine_comes_back(
 ) -> None:
     app = ChatApp(client, GREEDY, Settings())
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press(*"Name three colours of the rainbow.")
-        await pilot.press("enter")
+        for keys in (["enter", "ctrl+t"], ["enter"]):  # both wait for the model, and start together
+            app.composer.insert("Name three colours of the rainbow.")
+            await pilot.press(*keys)
         await settle(pilot, lambda: app.session.state.ready)
         assert isinstance(app.session.state.ready, Ready)
-        await pilot.press("ctrl+t")
-        await pilot.press(*"Name three colours of the rainbow.", "enter")
         await settle(pilot, lambda: not any(tab.busy for tab in app.tabs))
         first, second = (tab.chat.messages[-1].version for tab in app.tabs)
         assert first.text.startswith(RAINBOW)
