@@ -1,1 +1,10 @@
-"""Architectures, weights, tokenizers and chat templates."""
+"""Architectures, weights, tokenizers and chat templates.
+
+Start at ``loader.load_model``: a name becomes files (``resolve``, ``hub``, ``default_model``,
+``catalogue``), files become a Checkpoint (``gguf_checkpoint`` over ``gguf_file``, or
+``safetensors_checkpoint``), its metadata a ModelConfig (``registry`` picks the family: ``llama``,
+``qwen``, ``gemma``, ``phi3``, ``smollm3``), its tensors a ``decoder.Decoder`` made of ``blocks``.
+Text goes through a Tokenizer (``backend_tokenizer`` or ``spm_tokenizer``) and a ChatTemplate
+(``template``, rendered in ``sandbox``).
+A new family is one file with from_gguf and from_hf, and one line in ``registry``.
+"""

@@ -14,7 +14,7 @@ from pkvchat.kernels.registry import STRATEGIES, why_unavailable
 from pkvchat.models.loader import LoadedModel, load_model
 
 from .engine import Engine
-from .memory import size_cache
+from .memory import free_memory, size_cache
 from .messages import Ready
 from .options import EngineOptions
 
@@ -53,6 +53,8 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
         device=device,
         dtype=types.activation,
         linear_types=types.linear,
+        context=options.context,
+        memory=free_memory(device),
         progress=progress,
     )
     config = loaded.model.config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from pkvchat.models.loader import load_model
 
 # Weights in half precision: what CPUs decode fast from.
 FP16_WEIGHTS = LinearTypes(torch.float16, torch.float16, torch.bfloat16)
+# And with the file's own 4-bit blocks kept as they are.
+PACKED = replace(FP16_WEIGHTS, packed_bits=8)
 RAINBOW = "Name three colours of the rainbow."
 # Greedy in float32, and the same from transformers; llama.cpp, which rounds activations to 8 bits,
 # takes another turn after "beautiful", where two tokens are 0.05 apart.
@@ -52,7 +55,7 @@ def test_logits_equal_transformers(
     assert torch.allclose(ours, reference_logits(default_gguf, ids), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("types", [None, FP16_WEIGHTS])
+@pytest.mark.parametrize("types", [None, FP16_WEIGHTS, PACKED])
 def test_greedy_answer(default_gguf: Path, helpers: Any, types: LinearTypes | None) -> None:
     loaded = load_model(str(default_gguf), device=torch.device("cpu"), linear_types=types)
     prompt = loaded.template.encode([{"role": "user", "content": RAINBOW}], loaded.tokenizer)
