@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from triton.runtime.errors import OutOfResources
 
-from pkvchat.kernels import quant_linear
 from pkvchat.kernels.quant_formats import TYPES, Planes, dequantise, pack
 from pkvchat.kernels.quant_gemm_triton import GemmConfig, gemm, gemm_config
 from pkvchat.kernels.quant_gemv_triton import GemvConfig, gemv
+from pkvchat.kernels.quant_linear import multiply_written_out
 
 CEILING = 4535e9  # bytes/s: a plain read-only kernel over 4 GB on an H200
 COLD_BYTES = 300 << 20
@@ -77,7 +77,7 @@ def several_rows(
 
 
 def written_out(planes: Planes, x: torch.Tensor, out: torch.Tensor) -> None:
-    quant_linear._multiply_written_out(planes, x, out, None)
+    multiply_written_out(planes, x, out, None)
 
 
 def default_cases() -> Iterator[Case]:

@@ -108,8 +108,7 @@ def gemm_kernel(
     tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-PROGRAMS_PER_SM = 4
-MAX_PARTS = 16
+MAX_PARTS = 8
 
 
 @triton.jit(do_not_specialize=["num_parts"])
@@ -145,22 +144,27 @@ def _sum_parts_kernel(
 class GemmConfig:
     """rows: output features of a tile, a multiple of 16 * warps. x_rows: rows of x of a tile.
 
-    Both powers of two, x_rows at least 16. parts: programs that share a tile's reduction.
+    Both powers of two, x_rows at least 8. parts: programs that share a tile's sum over k.
     """
 
-    rows: int = 64
-    x_rows: int = 16
+    rows: int
+    x_rows: int
     parts: int = 1
     warps: int = 4
     stages: int = 3
 
 
 def gemm_config(planes: Planes, num_rows: int) -> GemmConfig:
-    """Tiles for ``num_rows`` rows of x, split until every multiprocessor has a few."""
-    rows, x_rows = 64, max(16, triton.next_power_of_2(num_rows))
-    tiles = triton.cdiv(planes.rows, rows)
-    parts = triton.cdiv(PROGRAMS_PER_SM * multiprocessors(planes.low.device), tiles)
-    return GemmConfig(rows=rows, x_rows=x_rows, parts=min(parts, MAX_PARTS))
+    """What was fastest on an H200 at Llama-3-8B's shapes (benchmarks/h200-quantised-matmul.md)."""
+    if num_rows > 32:
+        rows, x_rows, programs_per_sm = 128, 64, 2
+    else:
+        rows, x_rows, programs_per_sm = 64, max(16, triton.next_power_of_2(num_rows)), 7
+        if num_rows <= 8 and planes.type.high_bits:
+            x_rows = 8  # leaves more registers
+    programs = programs_per_sm * multiprocessors(planes.low.device)
+    parts = max(1, programs // triton.cdiv(planes.rows, rows))
+    return GemmConfig(rows, x_rows, parts=min(MAX_PARTS, 1 << (parts.bit_length() - 1)))
 
 
 def gemm(

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .launch_triton import has_dependent_launch
+from .launch_triton import has_dependent_launch, multiprocessors
 from .quant_formats import Planes
 from .quant_tiles_triton import field, field_at, group_scales, split_words
 
@@ -120,11 +120,23 @@ def gemv_kernel(
 class GemvConfig:
     """rows: output features per program. warps: all side by side along a row, 32 units each."""
 
-    rows: int = 8
-    warps: int = 2
+    rows: int
+    warps: int
 
 
-MAX_X = 4
+def gemv_config(planes: Planes) -> GemvConfig:
+    """What was fastest on an H200 at Llama-3-8B's shapes (benchmarks/h200-quantised-matmul.md).
+
+    A matrix of many rows keeps every multiprocessor busy with one warp a program, which needs no
+    sums across warps; one of few rows is read by more warps at once.
+    """
+    sms, units = multiprocessors(planes.low.device), planes.in_features // planes.type.unit
+    if planes.rows >= 64 * sms:
+        return GemvConfig(rows=8, warps=1)
+    wide = planes.type.high_bits > 0  # more registers a row
+    warps = 2 if wide and units > 128 else 4
+    warps = min(warps, triton.next_power_of_2(triton.cdiv(units, 32)))
+    return GemvConfig(rows=4 if wide or planes.rows < 16 * sms else 8, warps=warps)
 
 
 def gemv(
@@ -134,11 +146,11 @@ def gemv(
     bias: torch.Tensor | None = None,
     config: GemvConfig | None = None,
 ) -> None:
-    """x: [N, in_features], contiguous, N <= MAX_X; out: [N, rows], any row stride and float dtype.
+    """x: [N, in_features], contiguous, N small; out: [N, rows], any row stride and float dtype.
 
     bias: [rows].
     """
-    config = config or GemvConfig()
+    config = config or gemv_config(planes)
     kind, num_x = planes.type, x.shape[0]
     pdl = has_dependent_launch(x.device)
     gemv_kernel[(triton.cdiv(planes.rows, config.rows),)](

@@ -12,12 +12,10 @@ from .quant_formats import Planes, pack, stack
 from .quant_gemm_triton import gemm, gemm_config
 from .quant_gemv_triton import gemv
 
+# Rows of x up to which each way of multiplying is fastest (benchmarks/h200-quantised-matmul.md).
 GEMV_LIMIT = 2
 GEMM_LIMIT = 64
-"""Rows of x up to which tiles are dequantised on the way to the tensor cores. More rows repay
-writing the weights out in 16 bits for the vendor's product (benchmarks/h200-quantised-matmul.md).
-"""
-SCRATCH_BYTES = 128 << 20  # weights written out at a time
+SCRATCH_BYTES = 128 << 20  # of weights written out at a time
 
 
 class QuantLinear:
@@ -79,12 +77,13 @@ def _multiply(
     elif 0 < num_rows <= GEMM_LIMIT:
         gemm(planes, x, out, bias, gemm_config(planes, num_rows))
     elif num_rows:
-        _multiply_written_out(planes, x, out, bias)
+        multiply_written_out(planes, x, out, bias)
 
 
-def _multiply_written_out(
+def multiply_written_out(
     planes: Planes, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
 ) -> None:
+    """Slices of the weight go to memory in x's dtype, and from there to the vendor's product."""
     step = max(1, SCRATCH_BYTES // (planes.in_features * x.itemsize))
     scratch = x.new_empty(min(step, planes.rows), planes.in_features)
     for start in range(0, planes.rows, step):

@@ -89,7 +89,7 @@ def test_a_few_rows(triton_device, name, num_x, rows, width):
 @pytest.mark.parametrize(
     ("num_rows", "config", "dtype"),
     [
-        (2, GemmConfig(rows=32, x_rows=16, parts=1, warps=2), torch.float32),
+        (2, GemmConfig(rows=32, x_rows=8, parts=1, warps=2), torch.float32),
         (5, GemmConfig(rows=64, x_rows=16, parts=2, warps=4), torch.float16),
         (21, GemmConfig(rows=32, x_rows=16, parts=3, warps=1), torch.float16),
     ],
