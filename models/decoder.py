@@ -51,14 +51,14 @@ class Decoder:
             for rope in config.ropes
         ]
         self.embedding = weights.linear(
-            {"token_embd": config.vocab_size}, config.hidden_size, logits=config.tie_embeddings
+            {"token_embd": config.vocab_size}, config.hidden_size, dense=True
         )
         self.layers = [DecoderLayer(i, config, weights) for i in layers]
         self.output_norm = weights.vector("output_norm.weight", config.hidden_size)
         self.output = (
             self.embedding
             if config.tie_embeddings
-            else weights.linear({"output": config.vocab_size}, config.hidden_size, logits=True)
+            else weights.linear({"output": config.vocab_size}, config.hidden_size, dense=True)
         )
         weights.finish()
         self._nbytes = weights.nbytes

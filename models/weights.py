@@ -88,11 +88,11 @@ class WeightReader:
         return self._stack({name: (size,)}, self.dtype)
 
     def linear(
-        self, parts: Mapping[str, int], width: int, *, bias: bool = False, logits: bool = False
+        self, parts: Mapping[str, int], width: int, *, bias: bool = False, dense: bool = False
     ) -> Product:
         """One product of several: ``parts`` gives names (less ".weight") and their output rows.
 
-        logits: not packed on CPU, where the packed product is rounded to 8 bits.
+        dense: not packed on CPU, for tables and for logits: the packed product has 8 bits.
         """
         added = None
         if bias:
@@ -100,7 +100,7 @@ class WeightReader:
             added = self._stack(biases, self.types.weight)
         matrices = {f"{name}.weight": (rows, width) for name, rows in parts.items()}
         on_cpu = self.device.type == "cpu"
-        blocks = [] if logits and on_cpu else self._blocks(matrices)
+        blocks = [] if dense and on_cpu else self._blocks(matrices)
         if blocks and self.device.type == "cuda":
             from pkvchat.kernels.quant_linear import QuantLinear  # needs Triton
 
