@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -170,8 +171,19 @@ class Store:
         return self.directory / f"{kind}-{digest}.json"
 
 
+def machine_is_busy() -> bool:
+    """Whether other programs take so much of the CPU that a measurement would mislead later."""
+    try:
+        return os.getloadavg()[0] > 0.6 * (os.cpu_count() or 1)
+    except (AttributeError, OSError):
+        return False  # not known on this system
+
+
 class Calibrator:
-    """Loads records or measures and saves them."""
+    """Loads records, or measures and saves them.
+
+    What is measured while the machine is busy is used, but not kept for the next start.
+    """
 
     def __init__(
         self,
@@ -180,10 +192,12 @@ class Calibrator:
         store: Store | None = None,
         *,
         fresh: bool = False,
+        busy: Callable[[], bool] = machine_is_busy,
     ) -> None:
-        """fresh: measure even where there is a good record."""
+        """fresh: measure even where there is a good record, and keep it whatever ``busy`` says."""
         self.device, self.progress, self.fresh = device, progress, fresh
         self.store = store or Store()
+        self.keep = fresh or not busy()
 
     @property
     def notes(self) -> list[str]:
@@ -200,7 +214,7 @@ class Calibrator:
         types = self._load("types", key, DeviceTypes.from_json)
         if types is None:
             types = measure_types(self.progress)
-            self.store.save("types", key, types.to_json())
+            self._save("types", key, types.to_json())
         return types
 
     def costs(self, shape: AttentionShape, available: Sequence[str]) -> Calibration:
@@ -211,7 +225,7 @@ class Calibrator:
         calibration = self._load("strategies", key, Calibration.from_json)
         if calibration is None or not set(available) <= set(calibration.costs):
             calibration = measure_costs(shape, available, self.progress)
-            self.store.save("strategies", key, calibration.to_json())
+            self._save("strategies", key, calibration.to_json())
         return calibration
 
     def _load(
@@ -225,6 +239,13 @@ class Calibrator:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             self.store.set_aside(kind, key, error)
             return None
+
+    def _save(self, kind: str, key: dict[str, str], data: dict[str, Any]) -> None:
+        note = "measured while other programs keep this machine busy; measured again at next start"
+        if self.keep:
+            self.store.save(kind, key, data)
+        elif note not in self.notes:
+            self.notes.append(note)
 
 
 def _plain(value: Any) -> Any:

@@ -28,7 +28,7 @@ _CUDA_LENGTHS: tuple[tuple[int, ...], ...] = (
 
 
 def measure_costs(
-    shape: AttentionShape, available: Sequence[str], progress: Progress, budget_s: float = 3.0
+    shape: AttentionShape, available: Sequence[str], progress: Progress, budget_s: float = 2.0
 ) -> Calibration:
     """Run every strategy on a few batches and fit its constants. ``budget_s`` is for all."""
     stage = "measuring attention"

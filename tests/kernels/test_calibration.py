@@ -21,6 +21,10 @@ TYPES = DeviceTypes(
 )
 
 
+def calibrator(store, progress=lambda *args: None, *, busy=False, fresh=False):
+    return Calibrator(CPU, progress, store, fresh=fresh, busy=lambda: busy)
+
+
 @pytest.fixture
 def store(tmp_path):
     return Store(tmp_path / "calibration")
@@ -41,7 +45,7 @@ def test_records_survive_json():
 
 def test_a_good_record_is_used_and_not_measured(saved):
     store, _ = saved
-    assert Calibrator(CPU, store=store).costs(SHAPE, ["sdpa"]) == CALIBRATION
+    assert calibrator(store).costs(SHAPE, ["sdpa"]) == CALIBRATION
     assert not store.notes
 
 
@@ -89,14 +93,14 @@ def test_a_damaged_record_is_set_aside_and_measured_again(saved, name):
     store, path = saved
     DAMAGES[name](path)
     damaged = path.read_bytes()
-    calibration = Calibrator(CPU, store=store).costs(SHAPE, ["sdpa"])
+    calibration = calibrator(store).costs(SHAPE, ["sdpa"])
     assert list(calibration.costs) == ["sdpa"]
     assert path.with_suffix(".damaged").read_bytes() == damaged
     (note,) = store.notes
     assert "damaged" in note
     assert "\n" not in note
     again = Store(store.directory)
-    assert Calibrator(CPU, store=again).costs(SHAPE, ["sdpa"]) == calibration
+    assert calibrator(again).costs(SHAPE, ["sdpa"]) == calibration
     assert not again.notes
 
 
@@ -116,20 +120,32 @@ def test_damaged_types_are_refused():
 
 def test_a_strategy_the_record_lacks_is_measured(saved):
     store, _ = saved
-    calibration = Calibrator(CPU, store=store).costs(SHAPE, ["sdpa", "workqueue"])
+    calibration = calibrator(store).costs(SHAPE, ["sdpa", "workqueue"])
     assert set(calibration.costs) == {"sdpa", "workqueue"}
 
 
 def test_fresh_measures_where_there_is_a_record(saved):
     store, path = saved
-    assert Calibrator(CPU, store=store, fresh=True).costs(SHAPE, ["sdpa"]) != CALIBRATION
+    assert calibrator(store, fresh=True).costs(SHAPE, ["sdpa"]) != CALIBRATION
     assert json.loads(path.read_text())["data"] != CALIBRATION.to_json()
+
+
+def test_what_a_busy_machine_measures_is_used_but_not_kept(store):
+    assert calibrator(store, busy=True).costs(SHAPE, ["sdpa"]).costs
+    assert not store.directory.exists()
+    (note,) = store.notes
+    assert "busy" in note
+
+
+def test_asking_for_it_keeps_what_a_busy_machine_measures(store):
+    calibrator(store, busy=True, fresh=True).costs(SHAPE, ["sdpa"])
+    assert len(list(store.directory.iterdir())) == 1
 
 
 def test_a_directory_that_cannot_be_made_is_a_note(tmp_path):
     (tmp_path / "file").write_text("")
     store = Store(tmp_path / "file" / "calibration")
-    calibration = Calibrator(CPU, store=store).costs(SHAPE, ["sdpa"])
+    calibration = calibrator(store).costs(SHAPE, ["sdpa"])
     assert calibration.costs["sdpa"].predict
     assert any("measured at each start" in note for note in store.notes)
 
@@ -138,14 +154,15 @@ def test_a_record_that_cannot_be_read_is_a_note(saved):
     store, path = saved
     path.unlink()
     path.mkdir()
-    Calibrator(CPU, store=store).costs(SHAPE, ["sdpa"])
+    calibrator(store).costs(SHAPE, ["sdpa"])
     assert any("cannot be read" in note for note in store.notes)
 
 
 def test_measured_costs_predict_and_report_progress(store):
     seen = []
-    calibrator = Calibrator(CPU, lambda *progress: seen.append(progress), store)
-    calibration = calibrator.costs(SHAPE, ["split", "workqueue", "sdpa"])
+    calibration = calibrator(store, lambda *progress: seen.append(progress)).costs(
+        SHAPE, ["split", "workqueue", "sdpa"]
+    )
     assert set(calibration.costs) == {"split", "workqueue", "sdpa"}
     assert seen[0][1:] == (0, 3)
     assert seen[-1][1:] == (3, 3)
@@ -153,8 +170,8 @@ def test_measured_costs_predict_and_report_progress(store):
 
 def test_measured_types_are_kept(store):
     seen = []
-    types = Calibrator(CPU, lambda *progress: seen.append(progress), store).types()
+    types = calibrator(store, lambda *progress: seen.append(progress)).types()
     assert types.linear.few_limit >= 1
     assert types.linear.packed_bits in (0, 4, 8)
     assert seen[-1][1] == seen[-1][2]
-    assert Calibrator(CPU, store=store).types() == types
+    assert calibrator(store).types() == types
