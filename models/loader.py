@@ -74,14 +74,12 @@ def load_model(
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     types = linear_types() if callable(linear_types) else linear_types
     types = types or LinearTypes.uniform(dtype)
-    needed = weight_bytes(checkpoint, types.weight)
-    if memory is not None and needed > memory:
-        raise ModelError(
-            f"{path}: the weights need {needed / 1e9:.1f} GB on {device} as"
-            f" {str(types.weight).removeprefix('torch.')}, {memory / 1e9:.1f} GB are free:"
-            " choose a smaller model"
-        )
     reader = WeightReader(checkpoint, device, dtype, types, progress)
+    if memory is not None and (needed := reader.bytes_needed()) > memory:
+        raise ModelError(
+            f"{path}: the weights need {needed / 1e9:.2g} GB on {device}, {memory / 1e9:.2g} GB are"
+            " free: close other programs, or choose a smaller model or quantisation"
+        )
     return LoadedModel(
         name=name or path.stem,
         model=Decoder(checkpoint.config, reader, context),
@@ -91,11 +89,6 @@ def load_model(
         stop_ids=vocabulary.stop_ids,
         notes=tuple(note for note in (found.note, template.fallback_note) if note),
     )
-
-
-def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Bytes that the weights take once they are loaded as ``dtype``."""
-    return sum(math.prod(shape) for shape in checkpoint.shapes.values()) * dtype.itemsize
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -83,6 +83,17 @@ class WeightReader:
         self._done = 0
         self._taken: set[str] = set()
 
+    def bytes_needed(self) -> int:
+        """About what all weights will take, before any is read."""
+        total = 0
+        for name, shape in self.checkpoint.shapes.items():
+            stored, elements = self.checkpoint.nbytes(name), math.prod(shape)
+            packed = stored * 8 <= elements * (self.types.packed_bits + 1)  # its scales: a bit more
+            total += stored if packed else 0
+            if not packed or (self.device.type == "cpu" and self.types.dense):
+                total += elements * self.types.weight.itemsize
+        return total
+
     def vector(self, name: str, size: int) -> torch.Tensor:
         """A norm's weight, [size]."""
         return self._stack({name: (size,)}, self.dtype)
