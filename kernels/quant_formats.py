@@ -55,6 +55,8 @@ TYPES = {
 }
 """The types with kernels; matrices of any other are dequantised when they are loaded."""
 
+_SLICE_BYTES = 32 << 20  # repacked at once: temporaries take a few times as much
+
 
 @dataclass(frozen=True)
 class Planes:
@@ -91,7 +93,7 @@ class Planes:
 
 
 def pack(name: str, raw: torch.Tensor) -> Planes:
-    """Repack the rows of a GGUF matrix, on their device.
+    """Repack the rows of a GGUF matrix, on their device, a slice at a time.
 
     raw: [rows, row_bytes] uint8, as in the file. Raises ValueError for a type without kernels or
     rows that are not whole blocks.
@@ -99,13 +101,18 @@ def pack(name: str, raw: torch.Tensor) -> Planes:
     kind = TYPES.get(name)
     if kind is None:
         raise ValueError(f"quant type {name} has no kernels; those with: {', '.join(TYPES)}")
-    rows, row_bytes = raw.shape
+    row_bytes = raw.shape[1]
     if row_bytes % kind.block_bytes:
         raise ValueError(
             f"{name} rows of {row_bytes} bytes are not whole blocks of {kind.block_bytes}"
         )
-    blocks = raw.reshape(rows, -1, kind.block_bytes)
-    planes = [plane.reshape(rows, -1) for plane in _SPLITTERS[name](blocks)]
+    slices = raw.split(max(1, _SLICE_BYTES // row_bytes))
+    return stack([_pack_slice(kind, rows) for rows in slices])
+
+
+def _pack_slice(kind: QuantType, raw: torch.Tensor) -> Planes:
+    blocks = raw.reshape(len(raw), -1, kind.block_bytes)
+    planes = [plane.reshape(len(raw), -1) for plane in _SPLITTERS[kind.name](blocks)]
     return Planes(kind, *planes)
 
 

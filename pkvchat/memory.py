@@ -18,6 +18,7 @@ CPU_CONTEXTS = 4  # full contexts a CPU cache has room for at most, unless asked
 def free_memory(device: torch.device) -> int:
     """Bytes that could be allocated on ``device`` now."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading a model has left behind
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pkvchat.kernels import quant_linear
+from pkvchat.kernels import quant_formats, quant_linear
 from pkvchat.kernels.quant_dequantise_triton import dequantise_rows, lookup_rows
 from pkvchat.kernels.quant_formats import TYPES, dequantise, pack, stack
 from pkvchat.kernels.quant_gemm_triton import GemmConfig, gemm
@@ -41,8 +41,9 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_repacked_blocks_keep_every_bit_and_byte(name):
+def test_repacked_blocks_keep_every_bit_and_byte(monkeypatch, name):
     raw = random_rows(name, 7, 1024)
+    monkeypatch.setattr(quant_formats, "_SLICE_BYTES", 2 * raw.shape[1])
     planes = pack(name, raw)
     assert planes.nbytes() == raw.nbytes
     assert (planes.rows, planes.in_features) == (7, 1024)
