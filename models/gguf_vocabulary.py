@@ -10,6 +10,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from .backend_tokenizer import BackendTokenizer
 from .errors import ModelError
 from .metadata import Metadata
+from .pieces import SPACE
 from .spm_tokenizer import Algorithm, SpmTokenizer, model_proto
 from .tokenizer import Tokenizer
 from .vocabulary import Vocabulary
@@ -124,7 +125,12 @@ def _sentencepiece(meta: Metadata, tokens: list[str], types: list[int]) -> SpmTo
     scores = meta.items("tokenizer.ggml.scores", float)
     algorithm = Algorithm.UNIGRAM if unigram else Algorithm.BPE
     try:
-        pieces = list(zip(tokens, scores, types, strict=True))
+        # GGUF writes runs of spaces that the model's maker added with the spaces themselves.
+        texts = [
+            token.replace(" ", SPACE) if kind == TokenType.USER_DEFINED else token
+            for token, kind in zip(tokens, types, strict=True)
+        ]
+        pieces = list(zip(texts, scores, types, strict=True))
         proto = model_proto(pieces, algorithm, prefix=prefix, charsmap=charsmap)
         return SpmTokenizer(proto, prefix=prefix)
     except (RuntimeError, ValueError) as error:

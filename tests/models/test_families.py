@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -167,6 +169,10 @@ def checkpoint(
     return Checkpoint(request.param, model.config, folder, ids.tolist(), logits)
 
 
+def only(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("checkpoint", cases, indirect=True, ids=lambda case: case.name)
+
+
 def check(ours: torch.Tensor, reference: torch.Tensor) -> None:
     assert reference.std() > 0.3
     assert (ours - reference).abs().max() < 1e-4
@@ -185,14 +191,31 @@ def test_prefill_in_one_go(checkpoint: Checkpoint, helpers: Any) -> None:
     check(helpers.run(model, checkpoint.ids, chunks=[LENGTH]), checkpoint.logits)
 
 
+@only([case for case in CASES if case.arch])  # GGUF has no way to write the others
 def test_gguf(checkpoint: Checkpoint, helpers: Any, tmp_path: Path) -> None:
     arch = checkpoint.case.arch
-    if arch is None:
-        pytest.skip("GGUF has no way to write this variant")
+    assert arch is not None
     path = tmp_path / "model.gguf"
     helpers.write_gguf(path, arch, gguf_entries(checkpoint), gguf_tensors(checkpoint, arch))
     model = helpers.load_f32(path, context=LENGTH)
     check(helpers.run(model, checkpoint.ids, chunks=[40, 20]), checkpoint.logits)
+
+
+@only([case for case in CASES if case.name == "gemma3"])
+def test_language_part_of_a_model_that_sees(
+    checkpoint: Checkpoint, helpers: Any, tmp_path: Path
+) -> None:
+    """Gemma 3 from 4B on: one config inside another, prefixed names, tensors for pictures."""
+    config = json.loads((checkpoint.folder / "config.json").read_text())
+    outer = {"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    tensors = load_file(checkpoint.folder / "model.safetensors")
+    renamed = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    renamed["vision_tower.patches.weight"] = torch.ones(2)
+    save_file(renamed, tmp_path / "model.safetensors")
+    helpers.write_tokenizer(tmp_path)
+    model = helpers.load_f32(tmp_path)
+    check(helpers.run(model, checkpoint.ids, chunks=[LENGTH]), checkpoint.logits)
 
 
 def gguf_entries(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from pkvchat.models.tokenizer import Tokenizer
 
 HERE = Path(__file__).parent
 NASTY = (HERE / "nasty.txt").read_bytes().decode()
+ADDED = ("<think>", "▁▁▁▁▁▁")
 CONTROL = ["<s>", "</s>", "[INST]"]
 
 
@@ -177,7 +178,7 @@ def spm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
             control_symbols="[INST]",
-            user_defined_symbols="<think>",
+            user_defined_symbols="<think>,▁▁▁▁▁▁",
             minloglevel=2,
         )
         paths[kind] = folder / f"{kind}.model"
@@ -195,13 +196,15 @@ def spm_gguf(model: Path, kind: str, path: Path) -> Tokenizer:
             return 3
         if source.is_byte(i):
             return 6
-        return 4 if source.id_to_piece(i) == "<think>" else 1
+        return 4 if source.id_to_piece(i) in ADDED else 1
 
     meta = write_vocabulary(
         path,
         {
             "model": {"bpe": "llama", "unigram": "t5"}[kind],
-            "tokens": [source.id_to_piece(i) for i in ids],
+            "tokens": [  # as llama.cpp's converter writes them
+                source.id_to_piece(i).replace("▁" if piece_type(i) == 4 else "\0", " ") for i in ids
+            ],
             "scores": [source.get_score(i) for i in ids],
             "token_type": [piece_type(i) for i in ids],
             "eos_token_id": source.eos_id(),
