@@ -138,6 +138,7 @@ def cli_env(tmp_path: Path, cache_home: Path) -> dict[str, str]:
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "XDG_DATA_HOME": str(tmp_path / "data"),
         "XDG_CACHE_HOME": str(cache_home),
+        "HF_HOME": str(tmp_path / "hub"),
         "OMP_NUM_THREADS": "1",  # the cores are shared with whatever else is tested
     }
 
