@@ -43,6 +43,7 @@ class ModelConfig:
     attention_scale: multiplies q.k; 0 means 1/sqrt(head_dim). softcap, logit_softcap: 0 for none.
     qk_norm: RMS norm of each head's Q and K. post_norms: norms after attention and feed-forward.
     fused_weights: the checkpoint itself holds QKV as one tensor, and gate with up.
+    wide_range: activations pass float16's largest value, 65504.
     """
 
     architecture: str
@@ -68,6 +69,7 @@ class ModelConfig:
     qk_norm: bool = False
     post_norms: bool = False
     fused_weights: bool = False
+    wide_range: bool = False
     experts: ExpertConfig | None = None
 
     @property

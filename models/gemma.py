@@ -33,6 +33,7 @@ def _gemma(config: ModelConfig, scalar: float) -> ModelConfig:
         attention_scale=scalar**-0.5,
         embedding_scale=config.hidden_size**0.5,
         post_norms=True,
+        wide_range=True,
     )
 
 

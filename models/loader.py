@@ -74,20 +74,27 @@ def load_model(
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     types = linear_types() if callable(linear_types) else linear_types
     types = types or LinearTypes.uniform(dtype)
+    if checkpoint.config.wide_range:
+        types = types.without_float16()
+        if dtype == torch.float16:
+            raise ModelError(
+                f"{path}: this model's activations do not fit float16: use --dtype bf16 or f32"
+            )
     reader = WeightReader(checkpoint, device, dtype, types, progress)
     if memory is not None and (needed := reader.bytes_needed()) > memory:
         raise ModelError(
             f"{path}: the weights need {needed / 1e9:.2g} GB on {device}, {memory / 1e9:.2g} GB are"
             " free: close other programs, or choose a smaller model or quantisation"
         )
+    model = Decoder(checkpoint.config, reader, context)
     return LoadedModel(
         name=name or path.stem,
-        model=Decoder(checkpoint.config, reader, context),
+        model=model,
         num_parameters=sum(math.prod(shape) for shape in checkpoint.shapes.values()),
         tokenizer=tokenizer,
         template=template,
         stop_ids=vocabulary.stop_ids,
-        notes=tuple(note for note in (found.note, template.fallback_note) if note),
+        notes=tuple(note for note in (found.note, template.fallback_note, reader.note) if note),
     )
 
 

@@ -23,6 +23,7 @@ from .vocabulary import Vocabulary
 
 Progress = Callable[[str, int, int], None]  # stage, done, total (0 where unknown)
 Shape = tuple[int, ...]
+FLOATS = {"F32", "F16", "BF16"}
 QUANT_BITS = {name: kind.field_bits + kind.high_bits for name, kind in QUANT_TYPES.items()}
 
 
@@ -82,6 +83,18 @@ class WeightReader:
         self._total = sum(checkpoint.nbytes(name) for name in checkpoint.shapes)
         self._done = 0
         self._taken: set[str] = set()
+        self._widened: set[str] = set()  # quant types that had to be dequantised
+
+    @property
+    def note(self) -> str:
+        """ "" or one line about weights that take more memory than in their file."""
+        if not self._widened:
+            return ""
+        kinds, dtype = (
+            ", ".join(sorted(self._widened)),
+            str(self.types.weight).removeprefix("torch."),
+        )
+        return f"{kinds} weights are held as {dtype}: no kernel here multiplies them quantised"
 
     def bytes_needed(self) -> int:
         """About what all weights will take, before any is read."""
@@ -129,6 +142,8 @@ class WeightReader:
         blocks = [self.checkpoint.quantised(name) for name in matrices]
         found = [b for b in blocks if b and bits.get(b[0], math.inf) <= self.types.packed_bits]
         if len(found) < len(matrices):
+            if self.device.type == "cuda" and self.types.packed_bits:
+                self._widened |= {b[0] for b in blocks if b and b[0] not in bits} - FLOATS
             return []
         for name in matrices:
             self._count(name, self.checkpoint.nbytes(name))

@@ -17,6 +17,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from pkvchat.kernels.linear import LinearTypes
+from pkvchat.models.errors import ModelError
+from pkvchat.models.loader import load_model
+
+FILE = "model.safetensors"
 LENGTH = 75  # longer than any window below
 SHARED = {
     "vocab_size": 260,
@@ -209,13 +214,22 @@ def test_language_part_of_a_model_that_sees(
     config = json.loads((checkpoint.folder / "config.json").read_text())
     outer = {"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 1}}
     (tmp_path / "config.json").write_text(json.dumps(outer))
-    tensors = load_file(checkpoint.folder / "model.safetensors")
+    tensors = load_file(checkpoint.folder / FILE)
     renamed = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
     renamed["vision_tower.patches.weight"] = torch.ones(2)
-    save_file(renamed, tmp_path / "model.safetensors")
+    save_file(renamed, tmp_path / FILE)
     helpers.write_tokenizer(tmp_path)
     model = helpers.load_f32(tmp_path)
     check(helpers.run(model, checkpoint.ids, chunks=[LENGTH]), checkpoint.logits)
+
+
+@only([case for case in CASES if case.name == "gemma2"])
+def test_gemma_never_runs_in_float16(checkpoint: Checkpoint) -> None:
+    cpu, half = torch.device("cpu"), LinearTypes.uniform(torch.float16)
+    with pytest.raises(ModelError, match="do not fit float16"):
+        load_model(str(checkpoint.folder), device=cpu, dtype=torch.float16)
+    loaded = load_model(str(checkpoint.folder), device=cpu, linear_types=half)
+    assert loaded.model.output.types == half.without_float16()
 
 
 def gguf_entries(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -242,7 +256,7 @@ def gguf_tensors(checkpoint: Checkpoint, arch: str) -> dict[str, np.ndarray]:
     heads = {"attn_q.": config.num_attention_heads, "attn_k.": config.num_key_value_heads}
     tensors: dict[str, np.ndarray] = {}
     experts: dict[str, list[np.ndarray]] = {}
-    for name, tensor in sorted(load_file(checkpoint.folder / "model.safetensors").items()):
+    for name, tensor in sorted(load_file(checkpoint.folder / FILE).items()):
         values = tensor.numpy()
         target = names.get_name(re.sub(r"experts\.\d+", "experts", name), (".weight", ".bias"))
         assert target is not None, name
