@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pkvchat.kernels import quant_formats, quant_linear
+from pkvchat.kernels import quant_formats, quant_gemm_triton, quant_gemv_triton, quant_linear
 from pkvchat.kernels.quant_dequantise_triton import dequantise_rows, lookup_rows
 from pkvchat.kernels.quant_formats import TYPES, dequantise, pack, stack
 from pkvchat.kernels.quant_gemm_triton import GemmConfig, gemm
@@ -106,6 +106,20 @@ def test_several_rows(triton_device, name, num_rows, config, dtype):
     expected = x.double() @ reference(name, raw).double().T + bias
     assert error(whole[:, 2:39], expected) < (1e-6 if dtype == torch.float32 else 4e-4)
     assert whole[:, [0, 1, 39]].isnan().all()
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 28, 132])
+@pytest.mark.parametrize(("name", "width"), [("Q4_1", 96), ("Q8_0", 576), ("Q6_K", 768)])
+def test_chosen_configurations(triton_device, monkeypatch, multiprocessors, name, width):
+    """Of matrices much smaller than those that the choice was made for."""
+    for module in (quant_gemv_triton, quant_gemm_triton):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: multiprocessors)
+    raw = random_rows(name, 70, width)
+    linear = QuantLinear([(name, raw.to(triton_device))], width)
+    for num_rows in (1, 3, 33):
+        x = torch.randn(num_rows, width)
+        expected = x.double() @ reference(name, raw).double().T
+        assert error(linear(x.to(triton_device)), expected) < 1e-6
 
 
 @pytest.mark.parametrize("name", TYPES)
