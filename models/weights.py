@@ -6,7 +6,7 @@ Tensors go by GGUF's names ("blk.0.attn_q.weight") whatever the format.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -126,13 +126,17 @@ class WeightReader:
         on_cpu = self.device.type == "cpu"
         blocks = [] if dense and on_cpu else self._blocks(matrices)
         if blocks and self.device.type == "cuda":
-            from pkvchat.kernels.quant_linear import QuantLinear  # needs Triton
-
-            moved = [(kind, raw.to(self.device)) for kind, raw in blocks]
-            return QuantLinear(moved, width, added)
+            return self._quantised(blocks, width, added)
         if blocks:
             return PackedLinear(blocks, added, types=self.types)
         return Linear(self._stack(matrices, self.types.weight), added, types=self.types)
+
+    def _quantised(
+        self, blocks: list[tuple[str, torch.Tensor]], width: int, bias: torch.Tensor | None = None
+    ) -> Product:
+        from pkvchat.kernels.quant_linear import QuantLinear  # needs Triton
+
+        return QuantLinear([(kind, raw.to(self.device)) for kind, raw in blocks], width, bias)
 
     def _blocks(self, matrices: Mapping[str, Shape]) -> list[tuple[str, torch.Tensor]]:
         """Stored blocks of all ``matrices`` where they can stay as they are, else []."""
@@ -149,9 +153,13 @@ class WeightReader:
             self._count(name, self.checkpoint.nbytes(name))
         return found
 
-    def experts(self, name: str, count: int, rows: int, width: int) -> list[Linear]:
+    def experts(self, name: str, count: int, rows: int, width: int) -> Sequence[Product]:
         """The tensor [count, rows, width] as one product an expert."""
-        weight = self._stack({f"{name}.weight": (count, rows, width)}, self.types.weight)
+        tensor = {f"{name}.weight": (count, rows, width)}
+        if self.device.type == "cuda" and (blocks := self._blocks(tensor)):
+            ((kind, raw),) = blocks
+            return [self._quantised([(kind, expert)], width) for expert in raw.split(rows)]
+        weight = self._stack(tensor, self.types.weight)
         return [Linear(expert, types=self.types) for expert in weight]
 
     def _stack(self, parts: Mapping[str, Shape], dtype: torch.dtype) -> torch.Tensor:
