@@ -1,1 +1,14 @@
-"""Attention over a paged KV cache, and the small kernels beside it."""
+"""Attention over a paged KV cache, the policy that picks it, and the small kernels beside it.
+
+Start with ``batch`` (what every strategy is given) and ``strategy`` (plan once a step, run once a
+layer), then read ``split``: the others differ in how they cut the work. ``registry`` knows the
+strategies by name.
+
+- Strategies: ``sdpa``, ``split``, ``workqueue`` in torch over ``tasks``, ``gather``, ``attend`` and
+  ``merge``; ``split_triton``, ``workqueue_triton`` and ``flashinfer`` on CUDA.
+- A step: ``step`` writes K/V (``kv``), runs the strategy on decode rows and ``prefill`` on chunks.
+- The choice: ``policy`` over ``cost``; constants and dtypes come from ``calibration``, which
+  ``measure_costs`` and ``measure_types`` fill.
+- Products: ``linear``; ``packed`` (CPU) and ``quant_linear`` (CUDA) keep GGUF's blocks quantised.
+- ``norm``, ``rope``, ``activation``. A module in _triton is the CUDA form of its namesake.
+"""
