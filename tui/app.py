@@ -45,6 +45,7 @@ _LOW = 14  # rows below which there is no panel and no frame around the composer
 class ChatApp(App[int]):
     """One window over one engine process, reached only through ``client``, which is started."""
 
+    TITLE = "pkvchat"
     CSS_PATH = "app.tcss"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar = registry.bindings()

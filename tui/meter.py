@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pkvchat.steps import StepRecord
 
 RECENT_STEPS = 600
+_RECENT_ANSWERS = 100
 _NOW_S = 1.0
 _GAP_S = 0.5  # between steps: longer means nobody was waiting for a token
 
 
 class Meter:
-    """recent: the last steps. shares: steps so far per strategy.
+    """recent: the last steps. shares: steps so far per strategy. ttfts: seconds from a prompt to
+    its first token, of the last answers.
 
     Rates are in tokens/s of decode, over the time between steps as a person waits for it, idle
     gaps left out.
@@ -24,6 +26,7 @@ class Meter:
         self.recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
         self.rates: deque[float] = deque(maxlen=RECENT_STEPS)
         self.shares: Counter[str] = Counter()
+        self.ttfts: deque[float] = deque(maxlen=_RECENT_ANSWERS)
         self._window: deque[tuple[float, int, float]] = deque()
         self._tokens = 0
         self._seconds = 0.0
@@ -58,6 +61,22 @@ class Meter:
         seconds = sum(entry[2] for entry in self._window)
         return sum(entry[1] for entry in self._window) / seconds if seconds else 0.0
 
+    def itl_ms(self) -> tuple[float, float]:
+        """Inter-token latency over the recent steps, p50 and p95 in milliseconds."""
+        return _p50_p95([record.step_ms for record in self.recent])
+
+    def ttft_s(self) -> tuple[float, float]:
+        """Time to first token over the recent answers, p50 and p95 in seconds; 0 before any."""
+        return _p50_p95(self.ttfts)
+
     @property
     def average(self) -> float:
         return self._tokens / self._seconds if self._seconds else 0.0
+
+
+def _p50_p95(values: Iterable[float]) -> tuple[float, float]:
+    """By nearest rank; zeros where there is no value."""
+    ranked = sorted(values)
+    if not ranked:
+        return 0.0, 0.0
+    return ranked[(len(ranked) - 1) // 2], ranked[-(-95 * len(ranked) // 100) - 1]

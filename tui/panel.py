@@ -87,17 +87,14 @@ class Panel(LineWidget):
             *self._section("last steps"),
             self._step_cells(width),
             self._shares(),
-            *self._section("speed"),
+            *self._section(f"speed, {_range(meter.rates)}"),
             self._pair(f"{meter.now():.1f}", "tokens/s now", width),
             self._pair(f"{meter.average:.1f}", "on average", width),
             self._text(sparkline(list(meter.rates), width), self.palette.good),
-            self._text(_range(meter.rates), self.palette.faint),
+            *self._section("latency, p50 and p95"),
+            *self._latency(width),
             *self._section("batch"),
-            self._pair(str(last.batch), "chat" if last.batch == 1 else "chats", width),
-            *(
-                self._text(t, self.palette.muted)
-                for t in _wrapped(" · ".join(f"{n:,}" for n in last.seq_lens) + " tokens", width, 2)
-            ),
+            *(self._text(line) for line in _wrapped(_batch(last), width, 3)),
             *self._section("pages"),
             self._pages(last, width),
             *self._predictions(last, width),
@@ -149,6 +146,14 @@ class Panel(LineWidget):
         )
         return self._text(text, self.palette.muted)
 
+    def _latency(self, width: int) -> list[Strip]:
+        itl, ttft = self._meter.itl_ms(), self._meter.ttft_s()
+        lines = [self._pair(f"{itl[0]:.1f}", f"and {itl[1]:.1f} ms per token", width)]
+        if ttft[0]:
+            text = f"and {ttft[1]:.2f} s to the first"
+            lines.append(self._pair(f"{ttft[0]:.2f}", text, width))
+        return lines
+
     def _pages(self, last: StepRecord, width: int) -> Strip:
         figures = f" {last.pages_used:,} of {last.pages_total:,}"
         cells = max(width - len(figures), 4)
@@ -195,6 +200,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
     means = [sum(group) / len(group) for group in reversed(groups)]
     low, span = min(means), (max(means) - min(means)) or 1.0
     return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1))] for mean in means)
+
+
+def _batch(record: StepRecord) -> str:
+    chats = "1 chat" if record.batch == 1 else f"{record.batch} chats"
+    return f"{chats} of {' · '.join(f'{n:,}' for n in record.seq_lens)} tokens"
 
 
 def _range(values: Iterable[float]) -> str:

@@ -106,6 +106,8 @@ class Session:
         put_back = tab.apply(event)
         if put_back:
             self._app.put_back(tab, put_back)
+        if isinstance(event, Finished) and event.new_tokens:
+            self.meter.ttfts.append(event.ttft_s)
         if self.state.ready and isinstance(event, Started | Finished):
             tab.warn_of_context(self.state.ready.context)
         if not tab.busy and tab.ask_next():

@@ -37,3 +37,14 @@ def test_shares_count_steps(record: Record) -> None:
 def test_a_sparkline_never_outgrows_its_width(count: int) -> None:
     line = sparkline([float(i % 9) for i in range(count)], 10)
     assert len(line) == min(count, 10) if count <= 10 else len(line) <= 10
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, (0, 0)), (1, (1, 1)), (100, (50, 95))])
+def test_latencies_are_nearest_ranks(
+    record: Record, count: int, expected: tuple[float, float]
+) -> None:
+    meter = Meter()
+    meter.add([record(i, step_ms=float(count - i)) for i in range(count)], now=1.0)
+    meter.ttfts.extend(float(i + 1) for i in range(count))
+    assert meter.itl_ms() == expected
+    assert meter.ttft_s() == expected
