@@ -1,6 +1,7 @@
 """Times products and attention in each dtype, for a calibration record's choice of dtypes.
 
-Times are the best of several: what disturbs a measurement only ever makes it longer.
+Times are of one thread's own work, the best of several, so that other programs that want the same
+cores do not turn the choice.
 """
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ _CONTEXT = 2048  # tokens of the attention timed
 
 def measure_types(progress: Progress) -> DeviceTypes:
     """Which dtypes this CPU is fast in; one without fast 16-bit arithmetic ends with float32."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _measure(progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(progress: Progress) -> DeviceTypes:
     stage, steps = "measuring this processor", 4
     progress(stage, 0, steps)
     uniform = {dtype: _cold_linears(LinearTypes.uniform(dtype)) for dtype in _DTYPES}
@@ -87,10 +97,10 @@ def _best(jobs: Mapping[K, Callable[[], object]], seconds: float) -> dict[K, flo
     turn = 0
     while turn < 3 or time.perf_counter() < deadline:
         for key, job in jobs.items():
-            start = time.perf_counter()
+            start = time.thread_time()
             job()
             if turn:
-                best[key] = min(best[key], (time.perf_counter() - start) * 1e6)
+                best[key] = min(best[key], (time.thread_time() - start) * 1e6)
         turn += 1
     return best
 
