@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .errors import ModelError
+
 
 @dataclass(frozen=True)
 class RopeConfig:
@@ -71,6 +73,18 @@ class ModelConfig:
     fused_weights: bool = False
     wide_range: bool = False
     experts: ExpertConfig | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.layers) not in (0, self.num_layers):
+            raise ModelError(
+                f"the configuration describes {len(self.layers)} of {self.num_layers} layers: fetch"
+                " the model again"
+            )
+        if self.num_qo_heads % self.num_kv_heads:
+            raise ModelError(
+                f"{self.num_qo_heads} query heads cannot share {self.num_kv_heads} KV heads: fetch"
+                " the model again"
+            )
 
     @property
     def q_size(self) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .config import LayerConfig, ModelConfig, RopeConfig
 from .metadata import Metadata
 
@@ -22,7 +20,7 @@ def read_hf(meta: Metadata) -> ModelConfig:
         num_kv_heads=meta.size("num_key_value_heads", heads),
         head_dim=head_dim,
         context_length=meta.size("max_position_embeddings"),
-        rms_norm_eps=meta.get("rms_norm_eps", float, 1e-6),
+        rms_norm_eps=meta.positive("rms_norm_eps", 1e-6),
         ropes=(read_rope(meta, head_dim),),
         tie_embeddings=meta.get("tie_word_embeddings", bool, False),
         qkv_bias=meta.get("attention_bias", bool, False),
@@ -34,12 +32,13 @@ def read_rope(meta: Metadata, head_dim: int, layer_type: str = "") -> RopeConfig
     """transformers 5 writes ``rope_parameters`` (for some models one per ``layer_type``); before
     that it was rope_theta, rope_scaling and partial_rotary_factor.
     """
-    given: dict[str, Any] = meta.entries.get("rope_parameters") or {
-        **(meta.entries.get("rope_scaling") or {}),
+    given = dict(meta.get("rope_parameters", dict, {})) or {
+        **meta.get("rope_scaling", dict, {}),
         "rope_theta": meta.get("rope_theta", float, 10000.0),
     }
-    given = dict(given.get(layer_type, given))
-    kind = given.get("rope_type") or given.get("type") or "default"
+    if layer_type:
+        given = dict(Metadata(meta.path, given).get(layer_type, dict, given))
+    kind = str(given.get("rope_type") or given.get("type") or "default")
     given["rope_type"] = {"su": "longrope"}.get(kind, kind)
     for key in ("original_max_position_embeddings", "partial_rotary_factor"):
         given.setdefault(key, meta.entries.get(key))
@@ -47,8 +46,8 @@ def read_rope(meta: Metadata, head_dim: int, layer_type: str = "") -> RopeConfig
         given["original_max_position_embeddings"] = meta.size("max_position_embeddings")
     rope = Metadata(meta.path, given)
     return RopeConfig(
-        theta=rope.get("rope_theta", float, 10000.0),
-        rotary_dim=int(head_dim * rope.get("partial_rotary_factor", float, 1.0)),
+        theta=rope.positive("rope_theta", 10000.0),
+        rotary_dim=int(head_dim * rope.positive("partial_rotary_factor", 1.0)),
         scaling=None if given["rope_type"] == "default" else given,
     )
 
@@ -56,8 +55,6 @@ def read_rope(meta: Metadata, head_dim: int, layer_type: str = "") -> RopeConfig
 def read_windows(meta: Metadata, *, by_default: bool) -> tuple[LayerConfig, ...]:
     """Which layers slide: ``layer_types`` says, else all of them do if ``by_default``."""
     window = meta.get("sliding_window", int, 0)
-    layers = meta.size("num_hidden_layers")
-    kinds = meta.entries.get("layer_types")
-    if kinds is None:
-        kinds = ["sliding_attention" if by_default else "full_attention"] * layers
+    all_alike = ["sliding_attention" if by_default else "full_attention"]
+    kinds = meta.get("layer_types", list, all_alike * meta.size("num_hidden_layers"))
     return tuple(LayerConfig(window if kind == "sliding_attention" else 0) for kind in kinds)

@@ -50,7 +50,7 @@ def _from_gguf(meta: Metadata, shapes: Mapping[str, Shape], every: int) -> Model
 def _from_hf(meta: Metadata) -> ModelConfig:
     config = read_hf(meta)
     return replace(
-        _gemma(config, meta.get("query_pre_attn_scalar", float, float(config.head_dim))),
+        _gemma(config, meta.positive("query_pre_attn_scalar", float(config.head_dim))),
         softcap=meta.get("attn_logit_softcapping", float, 0.0),
         logit_softcap=meta.get("final_logit_softcapping", float, 0.0),
         tie_embeddings=meta.get("tie_word_embeddings", bool, True),

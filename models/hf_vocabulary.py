@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def read_json(path: Path, *, needed: bool = False) -> dict[str, Any]:
     return data
 
 
-def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
+def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
     """config: of the model; its eos_token_id counts with generation_config.json's."""
     settings = read_json(folder / "tokenizer_config.json")
     generation = read_json(folder / "generation_config.json")
@@ -38,7 +39,8 @@ def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
     eos = _token_text(settings.get("eos_token"))
     stops = {tokenizer.specials[eos]} if eos in tokenizer.specials else set()
     for entry in (generation.get("eos_token_id"), config.get("eos_token_id")):
-        stops.update([entry] if isinstance(entry, int) else entry or [])
+        listed = entry if isinstance(entry, list) else [entry]
+        stops.update(token for token in listed if type(token) is int)
     return Vocabulary(
         tokenizer=tokenizer,
         template=_template(folder, settings),
@@ -68,7 +70,8 @@ def _template(folder: Path, settings: dict[str, Any]) -> str:
     if (path := folder / "chat_template.jinja").exists():
         return path.read_text(encoding="utf-8")
     entry = settings.get("chat_template") or ""
-    if isinstance(entry, list):  # several, each with a name
-        named = {item.get("name"): item.get("template", "") for item in entry}
-        return str(named.get("default", ""))
-    return str(entry)
+    named = entry if isinstance(entry, list) else []  # several, each with a name
+    for item in named:
+        if isinstance(item, dict) and item.get("name") == "default":
+            entry = item.get("template")
+    return entry if isinstance(entry, str) else ""

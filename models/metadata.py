@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from .errors import ModelError
 
-T = TypeVar("T", int, float, str, bool)
+T = TypeVar("T")
 _REQUIRED: Any = object()
 
 
@@ -23,19 +24,27 @@ class Metadata:
 
     def get(self, key: str, kind: type[T], default: T = _REQUIRED) -> T:
         """The entry, or ``default`` where it is absent or null."""
-        value = self.entries.get(key)
+        value: Any = self.entries.get(key)
         if value is None:
-            return self._absent(key) if default is _REQUIRED else default
+            value = self._absent(key) if default is _REQUIRED else default
         if kind is float and type(value) is int:
-            return kind(value)
+            value = float(value)
         if type(value) is not kind:
             raise self._wrong(key, f"{value!r:.60}, not of type {kind.__name__}")
-        return value
+        found: T = value
+        return found
 
     def size(self, key: str, default: int = _REQUIRED) -> int:
         """A count: an integer above 0 and below 2**31."""
         value = self.get(key, int, default)
         if not 0 < value < 1 << 31:
+            raise self._wrong(key, f"{value}, which cannot be")
+        return value
+
+    def positive(self, key: str, default: float = _REQUIRED) -> float:
+        """A number above 0 that is finite."""
+        value = self.get(key, float, default)
+        if not 0 < value < math.inf:
             raise self._wrong(key, f"{value}, which cannot be")
         return value
 

@@ -32,10 +32,10 @@ class SafetensorsCheckpoint:
     def __init__(self, folder: Path) -> None:
         """Raises ModelError for anything that is missing, damaged or not supported."""
         self.path = folder
-        entries = read_json(folder / "config.json", needed=True)
+        path = folder / "config.json"
+        outer = Metadata(path, read_json(path, needed=True))
         # A model that also sees keeps its language part's configuration apart.
-        self._entries = entries | (entries.get("text_config") or {})
-        self.metadata = Metadata(folder / "config.json", self._entries)
+        self.metadata = Metadata(path, {**outer.entries, **outer.get("text_config", dict, {})})
         self.family = by_model_type(self.metadata)
         self.config = self.family.from_hf(self.metadata)
         self._sources: dict[str, list[tuple[Any, str]]] = defaultdict(list)
@@ -87,7 +87,7 @@ class SafetensorsCheckpoint:
         return files
 
     def vocabulary(self) -> Vocabulary:
-        return read_vocabulary(self.path, self._entries)
+        return read_vocabulary(self.path, self.metadata.entries)
 
     def nbytes(self, name: str) -> int:
         return self._nbytes[name]

@@ -19,7 +19,7 @@ def smollm3_from_gguf(meta: Metadata, shapes: Mapping[str, Shape]) -> ModelConfi
 
 
 def smollm3_from_hf(meta: Metadata) -> ModelConfig:
-    return _with_rotation(read_hf(meta), meta.entries.get("no_rope_layers") or [])
+    return _with_rotation(read_hf(meta), meta.get("no_rope_layers", list, []))
 
 
 def _with_rotation(config: ModelConfig, rotated: list[int]) -> ModelConfig:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from pkvchat.kernels.linear import LinearTypes
@@ -241,6 +244,25 @@ def test_bad_config(folder: Path, config: Any, says: str) -> None:
     with pytest.raises(ModelError, match=says) as caught:
         load(folder)
     assert "\n" not in str(caught.value)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=3,
+)
+ROPE_KEYS = ("rope_type", "type", "factor", "rope_theta", "partial_rotary_factor")
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    key=st.sampled_from([*CONFIG, "head_dim", "rope_scaling", "eos_token_id", "text_config"]),
+    value=ANYTHING | st.dictionaries(st.sampled_from(ROPE_KEYS), ANYTHING),
+)
+def test_any_config_loads_or_is_refused(folder: Path, key: str, value: Any) -> None:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, key: value}))
+    with suppress(ModelError):
+        load(folder)
 
 
 @pytest.mark.parametrize(
