@@ -103,10 +103,11 @@ class Chat:
             if message.role in _SENT_ROLES and message.text and not message.queued
         )
 
-    def fork(self, end: int, suffix: str) -> Chat:
-        """A new chat with copies of the messages before index ``end``, titled with ``suffix``."""
+    def fork(self, end: int, kind: str) -> Chat:
+        """A new chat with copies of the messages before index ``end``; ``kind`` opens its title,
+        where a narrow tab still shows it."""
         return Chat(
-            title=f"{self.name} {suffix}",
+            title=f"{kind}: {self.name}",
             messages=[message.copy() for message in self.messages[:end] if not message.queued],
             system=self.system,
         )

@@ -1,9 +1,11 @@
 """The terminal app: tabs of chats over one engine process, reached only through its client.
 
-Start at ``app.py`` (the app, its keys and ``run``). ``tab.py`` is what one open chat is doing
-and how the engine's events change it; it knows no widgets. ``transcript.py`` draws a chat,
-``blocks.py`` turns Markdown into terminal lines as it streams, ``composer.py`` takes prompts,
-``tabstrip.py``, ``panel.py`` and ``status.py`` are the three strips around them, and
-``meter.py`` sums up the step records that the panel shows.
+Start at ``app.py`` (the window and ``run``). ``session.py`` deals with the engine, over the thread
+of ``link.py``; ``tab.py`` is what one open chat is doing and how the engine's events change it, and
+knows no widgets; ``saver.py`` writes chats down as they change.
+What a person can ask for is in ``*_commands.py``, one table (``registry.py``) for keys, slashes,
+palette and help. ``transcript.py`` draws a chat from ``turn.py``'s lines, which ``blocks.py`` makes
+of Markdown as it streams; ``composer.py`` takes prompts; ``tabstrip.py``, ``panel.py`` and
+``status.py`` are the strips around them; ``meter.py`` sums up step records.
 Text from people and models is never markup here; ``clean.py`` makes it safe for a terminal.
 """

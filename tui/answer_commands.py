@@ -87,7 +87,7 @@ def edit(app: ChatApp, _: str) -> None:
     if at < 0:
         raise CommandError("there is no prompt to change yet")
     text = messages[at].text
-    fork_at(app, at, "(edit)")
+    fork_at(app, at, "edit")
     app.composer.take(text)
 
 

@@ -79,20 +79,20 @@ def set_title(app: ChatApp, tab: Tab, title: str) -> None:
 
 
 def duplicate_chat(app: ChatApp, _: str) -> None:
-    fork_at(app, len(app.tab.chat.messages), "(copy)")
+    fork_at(app, len(app.tab.chat.messages), "copy")
 
 
 def fork_chat(app: ChatApp, _: str) -> None:
     """A chat of its own with all up to the message under the cursor, sharing its KV pages."""
     cursor = app.transcript.cursor
-    fork_at(app, len(app.tab.chat.messages) if cursor is None else cursor + 1, "(fork)")
+    fork_at(app, len(app.tab.chat.messages) if cursor is None else cursor + 1, "fork")
 
 
-def fork_at(app: ChatApp, end: int, suffix: str) -> Tab:
+def fork_at(app: ChatApp, end: int, kind: str) -> Tab:
     source = app.tab
     if not source.chat.messages:
         raise CommandError("there is nothing to fork yet")
-    tab = Tab(source.chat.fork(end, suffix))
+    tab = Tab(source.chat.fork(end, kind))
     app.session.client.send(Fork(source.chat.id, tab.chat.id))
     app.open_tab(tab)
     return tab

@@ -44,7 +44,7 @@ def test_a_fork_shares_no_state() -> None:
     answer = chat.add("assistant", "because")
     answer.versions.append(Version("therefore"))
     answer.chosen = 1
-    fork = chat.fork(2, "(fork)")
+    fork = chat.fork(2, "fork")
     fork.messages[1].version.text += "!"
     assert [m.text for m in chat.messages] == ["why", "therefore"]
     assert [m.text for m in fork.messages] == ["why", "therefore!"]

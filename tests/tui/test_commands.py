@@ -174,7 +174,7 @@ async def test_tabs_move_and_take_names(
         assert len(app.tabs) == 2
         await pilot.press("alt+2")
         await send(pilot, "/duplicate")
-        assert app.tab.chat.name == "one (copy)"
+        assert app.tab.chat.name == "copy: one"
 
 
 async def test_slash_commands_are_run_and_never_sent(

