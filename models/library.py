@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .catalogue import CATALOGUE, Entry
+from .catalogue import CATALOGUE
 from .default_model import cached_file, installed_file
 from .errors import ModelError
 
@@ -23,11 +23,6 @@ class Installed:
 def installed() -> list[Installed]:
     """Models in our cache, in the hub's, and in the default model's package."""
     return [*_default_files(), *_in_hub_cache()]
-
-
-def is_installed(entry: Entry) -> bool:
-    names = {model.name for model in installed()}
-    return bool(names & {entry.name, entry.repo, entry.gguf_repo})
 
 
 def remove(name: str) -> int:

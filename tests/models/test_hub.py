@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from pkvchat.models import hub, library
+from pkvchat.models import hub, library, resolve
+from pkvchat.models.catalogue import CATALOGUE
 from pkvchat.models.errors import ModelError
 from pkvchat.models.hub import HubFile, choose, download
 
@@ -257,6 +258,31 @@ def test_remove(server: FakeHub) -> None:
     assert not path.exists()
     with pytest.raises(ModelError, match="is not downloaded"):
         library.remove("owner/name")
+
+
+def test_catalogue_names(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Original weights where the GPU holds them and the hub lets us, else quantised ones."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(resolve, "get_token", lambda: None)
+    for name in ("qwen3-8b", "llama-3-8b"):
+        entry = CATALOGUE[name]
+        server.repos[entry.repo] = FOLDER_REPO
+        server.repos[entry.gguf_repo] = GGUF_REPO
+
+    def found(name: str, gpu_memory: int | None) -> str:
+        given = resolve.resolve(name, silent, gpu_memory)
+        assert given.note.startswith(name)
+        return given.path.suffix
+
+    assert found("qwen3-8b", None) == ".gguf"
+    assert found("qwen3-8b", 8 << 30) == ".gguf"
+    assert found("qwen3-8b", 80 << 30) == ""  # a folder
+    assert found("llama-3-8b", 80 << 30) == ".gguf"
+    monkeypatch.setattr(resolve, "get_token", lambda: "hf_xyz")
+    assert found("llama-3-8b", 80 << 30) == ""
+    assert resolve.resolve("Qwen/Qwen3-8B", silent).path.is_dir()
+    repo = CATALOGUE["qwen3-8b"].gguf_repo
+    assert resolve.resolve(f"{repo}:Q8_0", silent).path.name == "m-Q8_0.gguf"
 
 
 def test_choice_of_files() -> None:
