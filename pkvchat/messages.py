@@ -74,7 +74,7 @@ Command = Submit | Stop | Close | Fork | SetPolicy | Shutdown
 
 @dataclass(frozen=True)
 class Loading:
-    """What is being loaded, and how far (done and total in the stage's own unit, total 0 unknown)."""
+    """What is being loaded, and how far, in the stage's own unit; total 0 is unknown."""
 
     stage: str
     done: int
@@ -167,14 +167,5 @@ class Died:
 
 
 Event = (
-    Loading
-    | Ready
-    | Started
-    | Prefilled
-    | Delta
-    | Finished
-    | Failed
-    | PolicyChanged
-    | Steps
-    | Died
+    Loading | Ready | Started | Prefilled | Delta | Finished | Failed | PolicyChanged | Steps | Died
 )

@@ -40,7 +40,7 @@ class PagePool:
         return self.capacity - self.num_free
 
     def allocate(self, count: int) -> list[int]:
-        """``count`` pages with one reference each. Raises PoolFull and takes none if too few are free."""
+        """``count`` pages with one reference each. Raises PoolFull, taking none, if too few are free."""
         if count > len(self._free):
             raise PoolFull(f"{count} pages wanted, {len(self._free)} of {self.capacity} free")
         if not self._sorted:
@@ -73,7 +73,7 @@ class PagePool:
         return self._refs[page] > 1
 
     def check_integrity(self, owners: Iterable[Sequence[int]]) -> None:
-        """``owners`` are all page lists in use. Raises AssertionError if a page leaked or was lost."""
+        """owners: all page lists in use. Raises AssertionError if a page leaked or was lost."""
         held = Counter(page for pages in owners for page in pages)
         for page in range(self.num_pages):
             if self._refs[page] != held[page]:

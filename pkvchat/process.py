@@ -77,8 +77,8 @@ def coalesce(events: list[Event]) -> list[Event]:
                 out.append(event)
             case Steps():
                 steps.append(event)
-            case Loading() | Prefilled() if out and type(out[-1]) is type(event) and (
-                _subject(out[-1]) == _subject(event)
+            case Loading() | Prefilled() if (
+                out and type(out[-1]) is type(event) and (_subject(out[-1]) == _subject(event))
             ):
                 out[-1] = event
             case _:

@@ -21,7 +21,7 @@ from .sequence import Sequence
 
 @dataclass
 class StepResult:
-    """logits: [R, vocab_size] float32, a row for each of ``sampled``. decision: of the decode rows."""
+    """logits: [R, vocab_size] float32, a row for each of ``sampled``; decision: for the decodes."""
 
     logits: torch.Tensor
     sampled: list[Sequence]

@@ -37,7 +37,7 @@ class Sampler:
 
 
 def _penalise(logits: torch.Tensor, seq: Sequence, answer: Answer) -> None:
-    """Divide (multiply below zero) the logits of recent tokens by the penalty (arXiv:1909.05858)."""
+    """Divide recent tokens' logits by the penalty, multiply those below 0 (arXiv:1909.05858)."""
     last = answer.params.repeat_last_n
     recent = seq.tokens if last < 0 else seq.tokens[max(0, len(seq.tokens) - last) :]
     if recent:

@@ -8,7 +8,6 @@ then from younger answers, which are computed again later from their tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .pages import PagePool
@@ -185,5 +184,3 @@ class Scheduler:
             partial = seq.num_cached % self.page_size
             if partial and self.pool.is_shared(seq.pages[seq.num_cached // self.page_size]):
                 raise AssertionError(f"chat {seq.chat_id!r} would write a shared page")
-
-

@@ -30,7 +30,7 @@ class StepWriter:
     """Writes one JSON object a line to ``path``. Raises OSError where that cannot be written."""
 
     def __init__(self, path: str) -> None:
-        self._file = Path(path).open("w", encoding="utf-8", buffering=1)
+        self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
 
     def write(self, record: StepRecord) -> None:
         self._file.write(json.dumps(asdict(record)) + "\n")

@@ -121,7 +121,7 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def in_cache_home(cache_home: Path) -> Iterator[None]:
     """This process's own cache is there too."""
     with pytest.MonkeyPatch.context() as patch:

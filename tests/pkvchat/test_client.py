@@ -30,7 +30,7 @@ SHORT = SamplingParams(temperature=0.0, max_tokens=8)
 
 
 @pytest.fixture
-def client(in_cache_home: None) -> Iterator[EngineClient]:
+def client() -> Iterator[EngineClient]:
     client = EngineClient(EngineOptions(device="cpu", dtype="f32", context=512))
     yield client
     client.close()

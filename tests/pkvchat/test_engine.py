@@ -116,9 +116,7 @@ def test_preempted_answers_are_computed_again(
     assert drain(engine) == expected
 
 
-def test_the_next_turn_keeps_the_cache(
-    make_engine: MakeEngine, expected: dict[str, list[int]]
-) -> None:
+def test_the_next_turn_keeps_the_cache(make_engine: MakeEngine) -> None:
     engine = make_engine()
     first = answer(engine, PROMPTS["b"])
     longer = PROMPTS["b"] + first + [3, 1, 4]

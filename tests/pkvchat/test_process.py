@@ -16,7 +16,9 @@ events = st.lists(
         st.builds(Delta, chats, st.text(max_size=3), st.integers(0, 2)),
         st.builds(Prefilled, chats, st.integers(0, 9), st.just(9)),
         st.builds(Started, chats, st.just(9), st.just(0)),
-        st.builds(Finished, chats, st.just("stop"), st.just(9), st.just(1), st.just(0.1), st.just(1.0)),
+        st.builds(
+            Finished, chats, st.just("stop"), st.just(9), st.just(1), st.just(0.1), st.just(1.0)
+        ),
         st.builds(Steps, st.tuples(st.builds(record, st.integers(1, 99)))),
     ),
     max_size=30,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def steps_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service(steps_path: Path, in_cache_home: None) -> Iterator[ChatService]:
+def service(steps_path: Path) -> Iterator[ChatService]:
     options = EngineOptions(device="cpu", dtype="f32", context=1024, steps_path=str(steps_path))
     service = ChatService(options, lambda stage, done, total: None)
     yield service
@@ -110,7 +110,9 @@ def test_the_events_of_an_answer(service: ChatService) -> None:
 
 
 def test_stop_and_the_next_turn(service: ChatService) -> None:
-    events = service.handle(ask("a", "Count to one hundred.", params=replace(GREEDY, max_tokens=-1)))
+    events = service.handle(
+        ask("a", "Count to one hundred.", params=replace(GREEDY, max_tokens=-1))
+    )
     while not text(events, "a"):
         events += service.poll()
     stopped = service.handle(Stop("a"))
@@ -165,9 +167,7 @@ def test_what_a_user_types_is_never_a_special_token(service: ChatService) -> Non
     assert trick[0].prompt_tokens > plain[0].prompt_tokens + 2
 
 
-def test_steps_file_has_a_line_per_decode_step(
-    service: ChatService, steps_path: Path
-) -> None:
+def test_steps_file_has_a_line_per_decode_step(service: ChatService, steps_path: Path) -> None:
     before = len(steps_path.read_text().splitlines())
     events = run(service, ask("a", "Hi.", params=replace(GREEDY, max_tokens=5)))
     lines = [json.loads(line) for line in steps_path.read_text().splitlines()[before:]]
