@@ -25,7 +25,7 @@ chat: $(VENV)/.installed
 	@$(BIN)/pkvchat
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 setup: $(VENV)/.installed-dev
 

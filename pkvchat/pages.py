@@ -40,7 +40,7 @@ class PagePool:
         return self.capacity - self.num_free
 
     def allocate(self, count: int) -> list[int]:
-        """``count`` pages with one reference each. Raises PoolFull, taking none, if too few are free."""
+        """``count`` pages with one reference each. Raises PoolFull, taking none, if too few."""
         if count > len(self._free):
             raise PoolFull(f"{count} pages wanted, {len(self._free)} of {self.capacity} free")
         if not self._sorted:

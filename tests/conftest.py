@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+# The suite runs in one process per core; threads of several that wait for each other only spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 
