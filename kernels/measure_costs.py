@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
+from statistics import median
 
 import torch
 
@@ -16,6 +17,7 @@ from .calibration import Calibration, Progress
 from .cost import StrategyCost, Work, split_choices, strategy_work
 from .kv import allocate_kv, page_bytes
 from .registry import create_strategy
+from .strategy import Strategy
 
 _COLD_BYTES = 48 << 20  # beyond a core's caches: a layer finds its KV in memory
 _CPU_LENGTHS: tuple[tuple[int, ...], ...] = (
@@ -40,10 +42,22 @@ def measure_costs(
     costs: dict[str, StrategyCost] = {}
     for done, name in enumerate(available):
         progress(stage, done, len(available))
-        samples, plans = bench.sample(name, workers, budget_s / len(available))
-        costs[name] = fit(samples, sorted(plans)[len(plans) // 2])
+        cases = bench.sample(name, workers, budget_s / len(available))
+        samples = [(case.work, case.run_us) for case in cases]
+        costs[name] = fit(samples, median(case.plan_us for case in cases))
     progress(stage, len(available), len(available))
     return Calibration(workers, costs)
+
+
+@dataclass
+class _Case:
+    """run_us: of a layer; plan_us: of planning, per unit of Work.plans."""
+
+    batch: DecodeBatch
+    num_splits: int
+    work: Work
+    run_us: float = float("inf")
+    plan_us: float = float("inf")
 
 
 class _Bench:
@@ -73,42 +87,43 @@ class _Bench:
             lengths,
         )
 
-    def sample(
-        self, name: str, workers: int, budget_s: float
-    ) -> tuple[list[tuple[Work, float]], list[float]]:
-        """(work, us of a layer) per batch and num_splits, and us of planning per Work.plans."""
+    def sample(self, name: str, workers: int, budget_s: float) -> list[_Case]:
+        """Every batch under a few num_splits, timed until the budget is spent, once at least."""
         shape = self.shape
         strategy = create_strategy(name, shape)
-        spec = LayerSpec(shape.head_dim**-0.5)
-        cases: list[tuple[DecodeBatch, int, Work]] = []
+        cases: list[_Case] = []
         for batch in self.batches:
             tiles = [-(-length // shape.page_size) for length in batch.lengths]
             choices = split_choices(name, tiles, shape.device)
             for splits in sorted({choices[0], choices[len(choices) // 2], choices[-1]}):
                 work = strategy_work(name, tiles, splits, shape, workers)
-                cases.append((batch, splits, work))
-        run_us = [float("inf")] * len(cases)
-        plan_us = [float("inf")] * len(cases)
+                cases.append(_Case(batch, splits, work))
         deadline = time.perf_counter() + budget_s
         for attempt in range(5):
-            for i, (batch, splits, work) in enumerate(cases):
-                if attempt > 1 and time.perf_counter() > deadline:
-                    break
-                q = torch.ones(
-                    len(batch), shape.num_qo_heads, shape.head_dim,
-                    dtype=shape.dtype, device=shape.device,
-                )  # fmt: skip
-                out = torch.empty_like(q)
-                start = _now(shape.device)
-                strategy.plan(batch, splits)
-                strategy.run(q, self.kv_layers[0], out, spec)
-                planned = _now(shape.device)
-                for kv_layer in self.kv_layers:
-                    strategy.run(q, kv_layer, out, spec)
-                run = (_now(shape.device) - planned) / len(self.kv_layers)
-                run_us[i] = min(run_us[i], run)
-                plan_us[i] = min(plan_us[i], max(0.0, planned - start - run) / work.plans)
-        return [(work, us) for (_, _, work), us in zip(cases, run_us, strict=True)], plan_us
+            for case in cases:
+                if attempt and time.perf_counter() > deadline:
+                    return cases
+                self._time(strategy, case)
+        return cases
+
+    def _time(self, strategy: Strategy, case: _Case) -> None:
+        shape, layers = self.shape, self.kv_layers
+        spec = LayerSpec(shape.head_dim**-0.5)
+        size = (len(case.batch), shape.num_qo_heads, shape.head_dim)
+        q = torch.ones(size, dtype=shape.dtype, device=shape.device)
+        out = torch.empty_like(q)
+        start = _now(shape.device)
+        strategy.plan(case.batch, case.num_splits)
+        strategy.run(q, layers[0], out, spec)
+        first = _now(shape.device) - start
+        # A GPU is only waited for once; on CPU each layer is a chance of an undisturbed run.
+        runs = [layers] if shape.device.type == "cuda" else [[layer] for layer in layers]
+        for group in runs:
+            start = _now(shape.device)
+            for kv_layer in group:
+                strategy.run(q, kv_layer, out, spec)
+            case.run_us = min(case.run_us, (_now(shape.device) - start) / len(group))
+        case.plan_us = min(case.plan_us, max(0.0, first - case.run_us) / case.work.plans)
 
 
 def _now(device: torch.device) -> float:

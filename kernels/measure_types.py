@@ -21,7 +21,7 @@ from .calibration import DeviceTypes, Progress
 from .gather import Gather, Scratch
 from .kv import allocate_kv
 from .linear import Linear, LinearTypes
-from .packed import PackedLinear
+from .packed import PackedLinear, dense_types
 from .tasks import Task
 
 K = TypeVar("K", bound=Hashable)
@@ -29,7 +29,7 @@ _Linears = Sequence[Linear | PackedLinear]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # from the most exact to the least
 _GAIN = 0.9  # what is less exact must take less than this share of the time
-_HALF = 1.1  # float16, half the memory of float32, may take this share of its time
+_HALF = 1.3  # float16, half the bytes of float32, may take this share of one thread's time
 _FEW_ROWS = (2, 4, 8, 16, 24, 32, 48, 64)
 _MANY_ROWS = 128
 _OUT, _IN = 1024, 768  # of the matrices timed
@@ -51,23 +51,23 @@ def _measure(progress: Progress) -> DeviceTypes:
     stage, steps = "measuring this processor", 4
     progress(stage, 0, steps)
     uniform = {dtype: _cold_linears(LinearTypes.uniform(dtype)) for dtype in _DTYPES}
-    one = _best({dtype: _products(uniform[dtype], 1) for dtype in _DTYPES}, 0.4)
+    one = _best({dtype: _products(uniform[dtype], 1) for dtype in _DTYPES}, 0.3)
     jobs = {dtype: _products(uniform[dtype], _MANY_ROWS) for dtype in _DTYPES}
-    few_rows, many_rows = _pick(one), _pick(_best(jobs, 0.4))
+    few_rows, many_rows = _pick(one), _pick(_best(jobs, 0.3))
     progress(stage, 1, steps)
     types = LinearTypes(few_rows, few_rows, many_rows, few_limit=max(_FEW_ROWS))
-    packed = {bits: _cold_packed(bits, types) for bits in (4, 8)}
-    times = _best({bits: _products(packed[bits], 1) for bits in packed}, 0.3)
+    packed = {bits: _cold_packed(bits) for bits in (4, 8)}
+    times = _best({bits: _products(packed[bits], 1) for bits in packed}, 0.2)
     packed_bits = max((b for b in packed if times[b] < _GAIN * one[few_rows]), default=0)
     types = replace(types, packed_bits=packed_bits)
     progress(stage, 2, steps)
     if packed_bits:
-        few_limit = _few_limit(packed[4], _cold_packed(4, replace(types, few_limit=0)))
+        few_limit = _few_limit(packed[4], _cold_linears(dense_types(many_rows)))
     else:
         many = replace(types, few_limit=0)
         few_limit = _few_limit(_cold_linears(types), _cold_linears(many))
     progress(stage, 3, steps)
-    kv = _pick(_best({dtype: _attention(dtype) for dtype in _DTYPES}, 0.4))
+    kv = _pick(_best({dtype: _attention(dtype) for dtype in _DTYPES}, 0.3))
     progress(stage, steps, steps)
     # Between products float32 is as fast: there, what counts is the number of operations.
     return DeviceTypes(replace(types, few_limit=few_limit), torch.float32, kv)
@@ -75,8 +75,8 @@ def _measure(progress: Progress) -> DeviceTypes:
 
 def _few_limit(as_few: _Linears, as_many: _Linears) -> int:
     """The most rows for which the path for few rows beats the one for many."""
-    few = _best({rows: _products(as_few, rows) for rows in _FEW_ROWS}, 0.4)
-    many = _best({rows: _products(as_many, rows) for rows in _FEW_ROWS}, 0.4)
+    few = _best({rows: _products(as_few, rows) for rows in _FEW_ROWS}, 0.3)
+    many = _best({rows: _products(as_many, rows) for rows in _FEW_ROWS}, 0.3)
     return max((rows for rows in _FEW_ROWS if few[rows] <= many[rows]), default=1)
 
 
@@ -116,11 +116,12 @@ def _cold_linears(types: LinearTypes) -> list[Linear]:
     return [Linear(torch.ones(_OUT, _IN, dtype=types.weight), types=types) for _ in range(count)]
 
 
-def _cold_packed(bits: int, types: LinearTypes) -> list[PackedLinear]:
+def _cold_packed(bits: int) -> list[PackedLinear]:
     name, block_bytes = {4: ("Q4_0", 18), 8: ("Q8_0", 34)}[bits]
     raw = torch.ones(_OUT, _IN // 32 * block_bytes, dtype=torch.uint8)
+    types = replace(LinearTypes.uniform(torch.float32), dense=False)
     linear = PackedLinear([(name, raw)], types=types)
-    return [deepcopy(linear) for _ in range(max(2, _COLD_BYTES * 8 // (_OUT * _IN * bits)))]
+    return [deepcopy(linear) for _ in range(_COLD_BYTES // linear.nbytes())]
 
 
 def _attention(dtype: torch.dtype) -> Callable[[], object]:

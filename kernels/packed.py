@@ -48,7 +48,11 @@ class PackedLinear:
         self.planes = _int4_planes(packed)
         self.bias = bias
         self.few_limit = types.few_limit
-        self.dense = _dense(packed, bias, types.many_rows) if types.dense else None
+        self.dense: Linear | None = None
+        if types.dense:
+            copy = dense_types(types.many_rows)
+            weight = torch.cat([dequantise(planes).to(copy.weight) for planes in packed])
+            self.dense = Linear(weight, bias, types=copy)
         self._raw = parts[0]  # memory mapped where it comes from a file
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,10 +82,10 @@ class PackedLinear:
         return dense + sum(tensor.nbytes for tensor in tensors)
 
 
-def _dense(parts: Sequence[Planes], bias: torch.Tensor | None, many_rows: torch.dtype) -> Linear:
+def dense_types(many_rows: torch.dtype) -> LinearTypes:
+    """Of the dense copy: 16 bits in memory, multiplied in ``many_rows``."""
     weight = torch.float16 if many_rows == torch.float32 else many_rows
-    dense = torch.cat([dequantise(planes).to(weight) for planes in parts])
-    return Linear(dense, bias, types=LinearTypes(weight, many_rows, many_rows))
+    return LinearTypes(weight, many_rows, many_rows)
 
 
 def _int4_planes(parts: Sequence[Planes]) -> list[tuple[torch.Tensor, torch.Tensor]]:
