@@ -16,12 +16,12 @@ def page_bytes(num_layers: int, shape: AttentionShape) -> int:
 
 
 def allocate_kv(num_layers: int, num_pages: int, shape: AttentionShape) -> list[torch.Tensor]:
-    """One zeroed ``[num_pages, 2, num_kv_heads, page_size, head_dim]`` tensor per layer.
+    """One uninitialised ``[num_pages, 2, num_kv_heads, page_size, head_dim]`` tensor per layer.
 
-    On CPU the memory is only touched as pages are written, so a large cache costs nothing yet.
+    Nobody reads a slot before it is written; on CPU, memory is then only taken as pages are used.
     """
     size = (num_pages, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
-    return [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
+    return [torch.empty(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
 
 
 def kv_rows(slot_mapping: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
