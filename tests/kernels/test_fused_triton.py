@@ -71,6 +71,7 @@ def test_rope(triton_device, dtype, head_dim, half):
 def test_write_kv(triton_device, head_dim):
     shape = AttentionShape(2, 2, head_dim, 16, torch.float16, triton_device)
     (kv,) = allocate_kv(1, 4, shape)
+    kv.zero_()
     qkv = random(triton_device, torch.float32, 3, 6, head_dim)
     slots = torch.tensor([17, 63, 5], device=triton_device)
     write_kv_triton(kv, kv_rows(slots, kv), qkv[:, 2:4], qkv[:, 4:])
