@@ -20,8 +20,9 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)\n")
 class StreamedMarkdown:
     """The lines of a growing text at one width.
 
-    A top-level block is final once another follows it; only the text after the last final block
-    is parsed again when more arrives. A code block is not parsed at all until its end.
+    A top-level block is final once a whole line of another follows it; only the text after the
+    last final block is parsed again when more arrives. A code block is not parsed at all until
+    its end.
     """
 
     def __init__(self, renderer: MarkdownRenderer, width: int) -> None:
@@ -43,18 +44,20 @@ class StreamedMarkdown:
         rest = visible(text[self._chars :])
         blocks = _top_level(parse(rest))
         source = rest.splitlines(keepends=True)
-        for block in blocks[:-1]:
-            if block[0].type == "fence":
-                break  # the loop above takes it from here
+        open_from = _first_open(blocks, complete_lines=rest.count("\n"))
+        for index, block in enumerate(blocks[: open_from + 1]):
+            if index == open_from or block[0].type == "fence":
+                self._chars = _line_start(text, self._chars, _first_line(block))
+                if self._open_fence(text):
+                    return self.lines(text)  # the loop above takes it from here
+                blocks = blocks[index:]
+                break
             self._final = self._with(self._block(block, source))
-        else:
-            block = blocks[-1] if blocks else []
-        if not block:
-            return self._final
-        self._chars = _line_start(text, self._chars, _first_line(block))
-        if block[0].type == "fence" and self._open_fence(text):
-            return self.lines(text)
-        return self._with(self._block(block, source))
+        lines = self._final
+        for block in blocks:
+            drawn = self._block(block, source)
+            lines = [*lines, _BLANK, *drawn] if lines and drawn else lines + drawn
+        return lines
 
     def _open_fence(self, text: str) -> _Fence | None:
         match = _FENCE.match(text, self._chars)
@@ -116,6 +119,14 @@ def _top_level(tokens: list[Token]) -> list[list[Token]]:
             blocks.append([])
         blocks[-1].append(token)
     return blocks
+
+
+def _first_open(blocks: list[list[Token]], complete_lines: int) -> int:
+    """The first block that may still change: the last, or the one before it while the last has
+    but a part of a line, which may yet turn out to belong to that one."""
+    last = len(blocks) - 1
+    partial = last > 0 and _first_line(blocks[last]) >= complete_lines
+    return last - 1 if partial else last
 
 
 def _first_line(block: list[Token]) -> int:

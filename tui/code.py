@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
@@ -29,10 +30,10 @@ class CodeRenderer:
         """The lines of ``code``, cut at ``width`` cells; ``titled`` puts the language above."""
         bar = self._bar
         strips = []
-        if titled and language:
-            strips.append(Strip([bar, Segment(language, bar.style)]))
+        title = [[Segment(language, bar.style)]] if titled and language else []
         room = max(width - bar.cell_length, 1)
-        for line in Segment.split_lines(self._segments(code.rstrip("\n"), language)):
+        segments = self._segments(code.rstrip("\n"), language)
+        for line in chain(title, Segment.split_lines(segments)):
             length = Segment.get_line_length(line)
             if length <= room:
                 strips.append(Strip([bar, *line]))

@@ -14,6 +14,9 @@ from pkvchat.tui.palette import CALM_DARK, Palette
 
 RENDERER = MarkdownRenderer(Palette.of(CALM_DARK))
 PIECES = [
+    "*",  # alone a list item, before more text emphasis that goes on with the block above
+    "- \r\n",
+    "~\n",
     "# Head\n",
     "Some *words* and `code`, [not markup].\n",
     "second line\n",
