@@ -148,6 +148,14 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """One line that a person should know about this chat; its answer goes on."""
+
+    chat_id: str
+    message: str
+
+
+@dataclass(frozen=True)
 class PolicyChanged:
     name: str
 
@@ -167,5 +175,15 @@ class Died:
 
 
 Event = (
-    Loading | Ready | Started | Prefilled | Delta | Finished | Failed | PolicyChanged | Steps | Died
+    Loading
+    | Ready
+    | Started
+    | Prefilled
+    | Delta
+    | Finished
+    | Failed
+    | Notice
+    | PolicyChanged
+    | Steps
+    | Died
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from .errors import ChatError, startup_errors
-from .messages import ChatMessage, Delta, Event, Failed, Finished, Stop, Submit
+from .messages import ChatMessage, Delta, Event, Failed, Finished, Notice, Stop, Submit
 from .options import EngineOptions
 from .progress import ProgressLine
 from .sampling import SamplingParams
@@ -110,6 +110,8 @@ class Conversation:
                     case Delta(_, piece):
                         text += piece
                         self._write(piece)
+                    case Notice(_, line):
+                        _say(f"note: {line}")
                     case Failed(_, line):
                         raise ChatError(line)
                     case Finished(_, reason, prompt_tokens, new_tokens):

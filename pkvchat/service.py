@@ -19,6 +19,7 @@ from .messages import (
     Failed,
     Finished,
     Fork,
+    Notice,
     PolicyChanged,
     Prefilled,
     SetPolicy,
@@ -101,12 +102,15 @@ class ChatService:
         submitted = time.perf_counter()
         loaded = self._started.loaded
         messages = [{"role": m.role, "content": m.content} for m in command.messages]
+        known = loaded.template.fallback_note
         tokens = loaded.template.encode(messages, loaded.tokenizer)
+        note = loaded.template.fallback_note  # a template may fail on this conversation only
         cached = self._engine.submit(command.chat_id, tokens, command.params, loaded.stop_ids)
         self._streams[command.chat_id] = _Stream(
             loaded.tokenizer.detokenizer(), submitted, len(tokens)
         )
-        return [Started(command.chat_id, len(tokens), cached)]
+        notices: list[Event] = [Notice(command.chat_id, note)] if note != known else []
+        return [*notices, Started(command.chat_id, len(tokens), cached)]
 
     def _set_policy(self, name: str) -> list[Event]:
         self._engine.set_policy(self._started.make_policy(name))

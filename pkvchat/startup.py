@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -44,15 +45,17 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
     if options.threads:
         torch.set_num_threads(options.threads)
     calibrator = Calibrator(device, progress, fresh=fresh)
-    if options.dtype == "auto":
-        types = calibrator.types()
-    else:
-        types = DeviceTypes.uniform(DTYPES[options.dtype])
+
+    @cache  # asked for when the model is found: a wrong name is told before anything is measured
+    def types() -> DeviceTypes:
+        dtype = DTYPES.get(options.dtype)
+        return DeviceTypes.uniform(dtype) if dtype else calibrator.types()
+
     loaded = load_model(
         options.model,
         device=device,
-        dtype=types.activation,
-        linear_types=types.linear,
+        dtype=DTYPES.get(options.dtype),
+        linear_types=lambda: types().linear,
         context=options.context,
         memory=free_memory(device),
         progress=progress,
@@ -63,7 +66,7 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
         config.num_kv_heads,
         config.head_dim,
         options.page_size,
-        types.kv,
+        types().kv,
         device,
     )
     num_pages, context, note = size_cache(
@@ -80,7 +83,7 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
     ready = Ready(
         model=loaded.name,
         device=device_name(device),
-        dtype=dtype_name(types),
+        dtype=dtype_name(types()),
         context=context,
         pages_total=engine.pool.capacity,
         page_size=options.page_size,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pkvchat.chats import Chat, Message, Version
-from pkvchat.messages import ChatMessage, Delta, Event, Failed, Finished, Prefilled, Started
+from pkvchat.messages import ChatMessage, Delta, Event, Failed, Finished, Notice, Prefilled, Started
 
 _NEARLY_FULL = 0.8
 _CHOICES = (
@@ -150,6 +150,8 @@ class Tab:
                 answer.ttft_s, answer.tokens_per_s = event.ttft_s, event.tokens_per_s
                 self.context_tokens = event.prompt_tokens + event.new_tokens
                 self.phase = Phase.IDLE
+            case Notice(message=line):
+                self.note(line)
             case Failed(message=line):
                 return self._failed(line, answer)
         return ""

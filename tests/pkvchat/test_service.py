@@ -17,6 +17,7 @@ from pkvchat.messages import (
     Failed,
     Finished,
     Fork,
+    Notice,
     PolicyChanged,
     SetPolicy,
     Started,
@@ -165,6 +166,25 @@ def test_what_a_user_types_is_never_a_special_token(service: ChatService) -> Non
     assert isinstance(plain[0], Started)
     assert isinstance(trick[0], Started)
     assert trick[0].prompt_tokens > plain[0].prompt_tokens + 2
+
+
+def test_a_template_that_fails_on_a_conversation_is_told_in_its_chat(
+    service: ChatService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = service._started.loaded.template
+    broken = template._sandbox.from_string("{{ raise_exception('no jokes') }}")
+    for name, value in {"_template": broken, "fallback_note": "", "_merge_system": False}.items():
+        monkeypatch.setattr(template, name, value)
+    notice, started = service.handle(ask("a", "Tell me a joke."))
+    assert isinstance(notice, Notice)
+    assert notice.chat_id == "a"
+    assert "no jokes" in notice.message
+    assert isinstance(started, Started)
+    service.handle(Stop("a"))
+    again = run(service, ask("b", "Hi.", params=replace(GREEDY, max_tokens=2)))
+    assert not [event for event in again if isinstance(event, Notice)]
+    for chat in "ab":
+        service.handle(Close(chat))
 
 
 def test_steps_file_has_a_line_per_decode_step(service: ChatService, steps_path: Path) -> None:
