@@ -30,15 +30,16 @@ _CUDA_LENGTHS: tuple[tuple[int, ...], ...] = (
 
 
 def measure_costs(
-    shape: AttentionShape, available: Sequence[str], progress: Progress, budget_s: float = 2.0
+    shape: AttentionShape, available: Sequence[str], progress: Progress
 ) -> Calibration:
-    """Run every strategy on a few batches and fit its constants. ``budget_s`` is for all."""
+    """Run every strategy on a few batches and fit its constants."""
     stage = "measuring attention"
     cuda = shape.device.type == "cuda"
     workers = torch.get_num_threads()
     if cuda:
         workers = torch.cuda.get_device_properties(shape.device).multi_processor_count
     bench = _Bench(shape, _CUDA_LENGTHS if cuda else _CPU_LENGTHS)
+    budget_s = 20.0 if cuda else 2.0  # the first of the runs on CUDA may compile
     costs: dict[str, StrategyCost] = {}
     for done, name in enumerate(available):
         progress(stage, done, len(available))
