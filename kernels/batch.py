@@ -7,7 +7,6 @@ dimension 1 is K, 1 is V). Page 0 is scratch: padded rows write there and nobody
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -52,16 +51,14 @@ class DecodeBatch:
     seq_lens: [B] int32, tokens in the sequence including the new one.
     slot_mapping: [B] int64, where the new token's K/V go: page * page_size + offset.
     lengths: seq_lens on the host, for the policy and for host planners.
+    static: the tensors stay where they are from step to step, for a CUDA graph to read.
     """
 
     block_table: torch.Tensor
     seq_lens: torch.Tensor
     slot_mapping: torch.Tensor
     lengths: tuple[int, ...]
-
-    @cached_property
-    def max_len(self) -> int:
-        return max(self.lengths)
+    static: bool = False
 
     def __len__(self) -> int:
         return len(self.lengths)

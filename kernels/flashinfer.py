@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -14,14 +15,29 @@ _HEAD_DIMS = (64, 128, 256)
 _WORKSPACE_BYTES = 128 * 1024 * 1024  # FlashInfer's own recommendation
 
 
+@dataclass
+class _Pages:
+    """A batch as FlashInfer takes it: [B + 1] and [B] int32 on the host, the indices on the device.
+
+    static: the size of the batch's block table where a CUDA graph may read it, else None.
+    """
+
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    last_page_len: torch.Tensor
+    static: torch.Size | None
+
+
 class FlashInfer:
     """BatchDecodeWithPagedKVCacheWrapper over HND pages; tensor cores from 4 query heads a group.
 
     FlashInfer compiles its kernels when first used and caches them, so the first construction
     for a new shape can take a minute. ``num_splits`` is ignored: FlashInfer chooses.
+    What comes out for a row of length 0 means nothing.
     """
 
     name = "flashinfer"
+    capturable = True
 
     def __init__(self, shape: AttentionShape, tensor_cores: bool | None = None) -> None:
         if shape.dtype not in (torch.float16, torch.bfloat16):
@@ -40,10 +56,10 @@ class FlashInfer:
         self._tensor_cores = shape.group_size >= 4 if tensor_cores is None else tensor_cores
         self._wrapper_class: Any = BatchDecodeWithPagedKVCacheWrapper
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
-        self._wrappers: dict[LayerSpec, Any] = {}
+        # A graph's wrapper keeps to one size, and its buffers to their place.
+        self._wrappers: dict[tuple[torch.Size | None, LayerSpec], Any] = {}
         self._planned: set[LayerSpec] = set()
-        # kv_indptr, kv_indices, last_page_len of the planned batch; the indices alone on the device
-        self._pages: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._pages: _Pages | None = None
         self._probe()
 
     def _probe(self) -> None:
@@ -65,28 +81,42 @@ class FlashInfer:
             ) from error
 
     def plan(self, batch: DecodeBatch, num_splits: int) -> None:
-        """Lay out the batch's pages; each layer spec is planned at its first layer."""
+        """Lay out the batch's pages; each layer spec is planned at its first layer.
+
+        Those that a graph may have captured are planned here: its replays call nothing else.
+        """
         page_size, table = self.shape.page_size, batch.block_table
-        pages = [-(-length // page_size) for length in batch.lengths]
-        last = [(length - 1) % page_size + 1 if length else 0 for length in batch.lengths]
-        self._pages = (
+        lengths = [max(1, length) for length in batch.lengths]  # FlashInfer knows no empty rows
+        pages = [-(-length // page_size) for length in lengths]
+        self._pages = _Pages(
             torch.tensor([0, *accumulate(pages)], dtype=torch.int32),
             torch.cat([table[row, :n] for row, n in enumerate(pages)]),
-            torch.tensor(last, dtype=torch.int32),
+            torch.tensor([(n - 1) % page_size + 1 for n in lengths], dtype=torch.int32),
+            table.shape if batch.static else None,
         )
         self._planned.clear()
+        if batch.static:
+            for size, spec in list(self._wrappers):
+                if size == table.shape:
+                    self._wrapper(spec)
 
     def _wrapper(self, spec: LayerSpec) -> Any:
+        shape, pages = self.shape, self._pages
+        assert pages is not None, "plan() comes first"
+        key = pages.static, spec
         if spec in self._planned:
-            return self._wrappers[spec]
-        assert self._pages is not None, "plan() comes first"
-        shape = self.shape
-        if spec not in self._wrappers:
-            self._wrappers[spec] = self._wrapper_class(
-                self._workspace, "HND", use_tensor_cores=self._tensor_cores
+            return self._wrappers[key]
+        if key not in self._wrappers:
+            self._wrappers[key] = self._wrapper_class(
+                self._workspace,
+                "HND",
+                use_tensor_cores=self._tensor_cores,
+                **self._buffers(pages.static),
             )
-        self._wrappers[spec].plan(
-            *self._pages,
+        self._wrappers[key].plan(
+            pages.indptr,
+            pages.indices,
+            pages.last_page_len,
             shape.num_qo_heads,
             shape.num_kv_heads,
             shape.head_dim,
@@ -98,7 +128,22 @@ class FlashInfer:
             sm_scale=spec.scale,
         )
         self._planned.add(spec)
-        return self._wrappers[spec]
+        return self._wrappers[key]
+
+    def _buffers(self, table_size: torch.Size | None) -> dict[str, Any]:
+        """What a wrapper needs to be captured: where it keeps a batch of this size at most."""
+        if table_size is None:
+            return {}
+
+        def buffer(numel: int) -> torch.Tensor:
+            return torch.zeros(numel, dtype=torch.int32, device=self.shape.device)
+
+        return {
+            "use_cuda_graph": True,
+            "paged_kv_indptr_buffer": buffer(table_size[0] + 1),
+            "paged_kv_indices_buffer": buffer(table_size.numel()),
+            "paged_kv_last_page_len_buffer": buffer(table_size[0]),
+        }
 
     def run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec

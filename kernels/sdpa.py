@@ -14,6 +14,7 @@ class Sdpa:
     """One gather and one attention call per row; ``num_splits`` is ignored."""
 
     name = "sdpa"
+    capturable = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape

@@ -18,6 +18,7 @@ class Split:
     """Best with few rows: no padding between rows of different lengths."""
 
     name = "split"
+    capturable = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape

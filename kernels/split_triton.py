@@ -156,6 +156,7 @@ class SplitTriton:
     """Decode attention by sequence splitting; see the module. Rows of length 0 give zeros."""
 
     name = "split"
+    capturable = True
 
     def __init__(self, shape: AttentionShape, config: TileConfig | None = None) -> None:
         self.shape = shape

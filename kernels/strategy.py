@@ -19,9 +19,13 @@ class Strategy(Protocol):
 
     A strategy object belongs to one AttentionShape, given to its constructor, which raises
     StrategyUnavailable where the strategy cannot run.
+
+    capturable: ``run`` may be captured into a CUDA graph for a static batch, and its replays follow
+    each later ``plan`` of that batch.
     """
 
     name: str
+    capturable: bool
 
     def plan(self, batch: DecodeBatch, num_splits: int) -> None:
         """Prepare for ``batch``; ``num_splits`` >= 1 is the policy's choice, a hint to some."""

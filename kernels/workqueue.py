@@ -29,6 +29,7 @@ class Workqueue:
     """Best with many rows: the number of operations does not depend on the batch."""
 
     name = "workqueue"
+    capturable = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape

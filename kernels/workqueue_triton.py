@@ -169,6 +169,7 @@ class WorkqueueTriton:
     """Decode attention over equal shares; see the module. Rows of length 0 give zeros."""
 
     name = "workqueue"
+    capturable = True
 
     def __init__(self, shape: AttentionShape, config: TileConfig | None = None) -> None:
         self.shape = shape

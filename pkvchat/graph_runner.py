@@ -1,12 +1,13 @@
 """Decode steps as CUDA graphs: one launch where the model has hundreds.
 
 A graph serves every step of its number of rows and its strategy: whatever changes from step to step
-lies in static buffers that it reads. Only strategies whose plan comes from those buffers alone can
-be captured; the rest of the steps run as they would without graphs.
+lies in static buffers that it reads, and a strategy plans outside it. Steps with a strategy that
+cannot be captured run as they would without graphs.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from pkvchat.kernels.batch import AttentionShape, DecodeBatch
@@ -16,7 +17,6 @@ from pkvchat.models.causal_lm import CausalLM
 
 from .sequence import Sequence
 
-CAPTURABLE = ("split", "workqueue")
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # rows a graph is made for; others are padded
 
 
@@ -24,16 +24,20 @@ class _Inputs:
     """What one bucket's graphs read, on the device."""
 
     def __init__(self, rows: int, max_pages: int, device: torch.device) -> None:
-        self._numbers = torch.zeros(4, rows, dtype=torch.int64, device=device)
-        self._host = torch.zeros(4, rows, dtype=torch.int64, pin_memory=True)
-        self._written: list[list[int]] = [[]] * rows  # pages of each row of the table
-        self.token_ids, self.positions, slot_mapping, self._lengths = self._numbers
+        size = 4, rows + rows % 2  # each vector begins at 16 bytes, as kernels like it
+        self._numbers = torch.zeros(size, dtype=torch.int64, device=device)
+        self._pinned = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._host = self._pinned.numpy()
+        self._host_lens = self._host[3].view(np.int32)[:rows]
+        self._written: list[list[int]] = [[] for _ in range(rows)]  # pages of the table's rows
+        self.token_ids, self.positions, slot_mapping, lengths = self._numbers[:, :rows]
         self.logit_rows = torch.arange(rows, device=device)
         self.batch = DecodeBatch(
             block_table=torch.zeros(rows, max_pages, dtype=torch.int32, device=device),
-            seq_lens=torch.zeros(rows, dtype=torch.int32, device=device),
+            seq_lens=lengths.view(torch.int32)[:rows],  # so that one copy brings all four
             slot_mapping=slot_mapping,
             lengths=(0,) * rows,
+            static=True,
         )
 
     def write(self, sequences: list[Sequence], page_size: int) -> None:
@@ -41,21 +45,29 @@ class _Inputs:
 
         The pinned copy may be overwritten: a step's tokens are read before the next one begins.
         """
-        columns = []
-        for seq in sequences:
-            page, offset = divmod(seq.num_cached, page_size)
-            slot = seq.pages[page] * page_size + offset
-            columns.append((seq.tokens[seq.num_cached], seq.num_cached, slot, len(seq.tokens)))
-        columns += [(0, 0, 0, 0)] * (len(self._written) - len(sequences))
-        self._host.copy_(torch.tensor(columns).T)
-        self._numbers.copy_(self._host, non_blocking=True)
-        self.batch.seq_lens.copy_(self._lengths)
-        self.batch.lengths = tuple(column[3] for column in columns)
+        lengths = [0] * len(self._written)
+        self._host[:3, len(sequences) :] = 0
         for row, seq in enumerate(sequences):
-            if self._written[row] != seq.pages:
-                pages = torch.tensor(seq.pages, dtype=torch.int32)
-                self.batch.block_table[row, : len(pages)] = pages.to(self.logit_rows.device)
-                self._written[row] = list(seq.pages)
+            position = seq.num_cached
+            page, offset = divmod(position, page_size)
+            slot = seq.pages[page] * page_size + offset
+            self._host[:3, row] = seq.tokens[position], position, slot
+            lengths[row] = len(seq.tokens)
+        self._host_lens[:] = lengths
+        self._numbers.copy_(self._pinned, non_blocking=True)
+        self.batch.lengths = tuple(lengths)
+        for row, seq in enumerate(sequences):
+            self._write_pages(row, seq.pages)
+
+    def _write_pages(self, row: int, pages: list[int]) -> None:
+        """Most steps have no new page, and of one that grows only the new ones are written."""
+        written = self._written[row]
+        if written == pages:
+            return
+        start = len(written) if written == pages[: len(written)] else 0
+        new = torch.tensor(pages[start:], dtype=torch.int32)
+        self.batch.block_table[row, start : len(pages)] = new.to(self.batch.block_table.device)
+        self._written[row] = list(pages)
 
 
 class DecodeGraphs:
@@ -77,7 +89,7 @@ class DecodeGraphs:
         self.enabled = model.config.experts is None  # routing reads its choice back on the host
 
     def covers(self, strategy: Strategy, num_rows: int) -> bool:
-        return self.enabled and strategy.name in CAPTURABLE and num_rows <= BUCKETS[-1]
+        return self.enabled and strategy.capturable and num_rows <= BUCKETS[-1]
 
     def run(self, sequences: list[Sequence], strategy: Strategy, num_splits: int) -> torch.Tensor:
         """One decode step that ``covers`` allows; returns logits [sequences, vocab] float32.

@@ -61,6 +61,35 @@ def test_window_and_softcap(paged_problem, flashinfer):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("group", [1, 4])  # CUDA cores, tensor cores
+def test_one_graph_serves_every_length(paged_problem, group):
+    """Replays follow plan(), whatever each row's length, an empty row's too."""
+    pytest.importorskip("flashinfer")
+    shape, width = shape_of(group), 300
+    strategy = create_strategy("flashinfer", shape)
+    largest = paged_problem(shape, (4800,) * 4, max_pages=width)
+    batch, kv_layer, q = largest.batch, largest.kv_layer, largest.q
+    batch.static = True
+    spec, out = LayerSpec(0.1), torch.empty_like(q)
+    strategy.plan(batch, 1)
+    strategy.run(q, kv_layer, out, spec)
+    strategy.plan(batch, 1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        strategy.run(q, kv_layer, out, spec)
+    for lengths in ((1, 4096, 17, 900), (4800, 16, 0, 1), (300, 301, 302, 0), (4799,) * 4):
+        batch.lengths = lengths
+        strategy.plan(batch, 1)
+        out.fill_(float("nan"))
+        graph.replay()
+        expected = largest.expected(spec)
+        for row, length in enumerate(lengths):
+            if length:
+                assert (out[row].cpu().double() - expected[row]).abs().max() < 2e-3
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["split", "workqueue"])
 def test_our_kernels_agree_with_it(paged_problem, flashinfer, name):
     problem = paged_problem(flashinfer.shape, LENGTHS)
