@@ -12,8 +12,10 @@ import json
 import math
 import os
 import platform
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,8 +95,14 @@ class Calibration:
 def device_key(device: torch.device) -> dict[str, str]:
     """What a record about dtypes depends on."""
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        return {"device": name, "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+        return {
+            "device": torch.cuda.get_device_name(device),
+            "driver": _driver(),
+            "cuda": str(torch.version.cuda),
+            "torch": torch.__version__,
+            "triton": _version("triton"),
+            "flashinfer": _version("flashinfer-python"),
+        }
     return {
         "device": _processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -218,7 +226,7 @@ class Calibrator:
         return types
 
     def costs(self, shape: AttentionShape, available: Sequence[str]) -> Calibration:
-        """What each of the ``available`` strategies costs for ``shape`` (about 3 s on CPU)."""
+        """What each of the ``available`` strategies costs for ``shape`` (about 3 s)."""
         from .measure_costs import measure_costs
 
         key = shape_key(shape)
@@ -250,6 +258,23 @@ class Calibrator:
 
 def _plain(value: Any) -> Any:
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _driver() -> str:
+    """The NVIDIA driver's version, "" where the system does not say."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
+    return found[0] if found else ""
 
 
 def _processor() -> str:

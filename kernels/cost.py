@@ -5,7 +5,7 @@ device by a factor. Here the bytes are charged twice, as a whole and on the busi
 is linear in the constants, so that a least-squares fit on the device finds them:
 
     calls * call + tiles * tile + path * path + tasks * task + merges * merge
-        + plans * plan / layers
+        + plans * plan / layers + eager
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the policies' names are known without torch
-    import torch
 
     from .batch import AttentionShape
+
+_RESIDENT = 2  # programs that a streaming multiprocessor holds of each kernel here
+_MIN_TOKENS = 64  # that the Triton kernels give a program at least
+_FLASHINFER_MIN_TOKENS = 128  # likewise
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Work:
 
     calls: launches on CUDA, attention calls on CPU. tiles: pages of one KV head read, padding
     included. path: those on the busiest worker. tasks: the tasks it starts. merges: partial states
-    to merge on CUDA, merge calls on CPU. plans: pieces of host planning, once per step.
+    to merge on CUDA, merge calls on CPU. plans: pieces of planning, once per step.
     """
 
     calls: int
@@ -39,7 +42,11 @@ class Work:
 
 @dataclass(frozen=True)
 class StrategyCost:
-    """Microseconds per unit of each field of Work."""
+    """Microseconds per unit of each field of Work.
+
+    eager: more for each layer of a step that no CUDA graph holds, whose other launches the host
+    makes one by one.
+    """
 
     call: float
     tile: float
@@ -47,6 +54,7 @@ class StrategyCost:
     task: float
     merge: float
     plan: float
+    eager: float = 0.0
 
     def predict(self, work: Work, num_layers: int) -> float:
         """Microseconds of one layer, its share of the step's planning included."""
@@ -57,6 +65,7 @@ class StrategyCost:
             + work.tasks * self.task
             + work.merges * self.merge
             + work.plans * self.plan / num_layers
+            + self.eager
         )
 
 
@@ -82,22 +91,30 @@ class CostModel:
         return self.costs[strategy].predict(work, self.num_layers)
 
 
-def split_choices(strategy: str, tiles: Sequence[int], device: torch.device) -> list[int]:
-    """The num_splits worth comparing: powers of two up to a tile a split, where it matters."""
-    if strategy in ("sdpa", "flashinfer") or (strategy == "workqueue" and device.type == "cuda"):
+def split_choices(
+    strategy: str, tiles: Sequence[int], shape: AttentionShape, workers: int
+) -> list[int]:
+    """The num_splits worth comparing, up to a tile a split, where it matters.
+
+    Powers of two on CPU; on CUDA those that fill the device once, half, or twice.
+    """
+    if shape.device.type == "cpu":
+        if strategy == "sdpa":
+            return [1]
+        return [1 << i for i in range(min(max(tiles), 8).bit_length())]
+    if strategy != "split":
         return [1]
-    most = min(max(tiles), 8 if device.type == "cpu" else 128)
-    return [1 << i for i in range(most.bit_length())]
+    fill = _RESIDENT * workers / (len(tiles) * shape.num_kv_heads)
+    return sorted({max(1, min(max(tiles), int(fill * part))) for part in (0.5, 1, 2)})
 
 
 def strategy_work(
     strategy: str, tiles: Sequence[int], num_splits: int, shape: AttentionShape, workers: int
 ) -> Work:
     """tiles: pages of each row."""
-    heads = shape.num_kv_heads
     if shape.device.type == "cpu":
-        return _cpu_work(strategy, tiles, num_splits, heads, workers)
-    return _cuda_work(strategy, tiles, num_splits, heads, workers)
+        return _cpu_work(strategy, tiles, num_splits, shape.num_kv_heads, workers)
+    return _cuda_work(strategy, tiles, num_splits, shape, workers)
 
 
 def _cpu_work(
@@ -121,16 +138,21 @@ def _cpu_work(
 
 
 def _cuda_work(
-    strategy: str, tiles: Sequence[int], num_splits: int, heads: int, workers: int
+    strategy: str, tiles: Sequence[int], num_splits: int, shape: AttentionShape, workers: int
 ) -> Work:
-    rows, total = len(tiles), sum(tiles) * heads
+    heads, rows, total = shape.num_kv_heads, len(tiles), sum(tiles) * shape.num_kv_heads
     if strategy == "sdpa":
         return Work(2 * rows, total, -(-heads // workers) * sum(tiles), rows, 0, rows)
+    slots = _RESIDENT * workers
+    shortest = _FLASHINFER_MIN_TOKENS if strategy == "flashinfer" else _MIN_TOKENS
+    shortest = max(1, shortest // shape.page_size)
     if strategy == "split":
-        each = -(-max(tiles) // num_splits)
-        tasks = rows * heads * num_splits
-        waves = -(-tasks // workers)
-        return Work(2, total, waves * each, waves, tasks, 1)
-    # Equal shares: each worker takes 1/workers of the work, whatever the rows.
-    segments = -(-rows * heads // workers)
-    return Work(2, total, -(-total // workers), segments, min(workers, total) + rows * heads, 1)
+        splits = [max(1, min(num_splits, row // shortest)) for row in tiles]
+        share = max(-(-row // each) for row, each in zip(tiles, splits, strict=True))
+        programs = heads * sum(splits)
+        pieces = heads * sum(each for each in splits if each > 1)
+        return Work(2, total, max(share, -(-total // slots)), -(-programs // slots), pieces, 1)
+    # Equal shares, whatever the rows; a piece more where a row begins inside one.
+    share = max(shortest, -(-total // slots))
+    pieces = heads * sum(-(-row // share) for row in tiles)
+    return Work(2, total, share, -(-rows * heads // slots), pieces, 1)

@@ -95,7 +95,7 @@ class CostPolicy:
     def _compare(self, tiles: tuple[int, ...]) -> tuple[str, int, dict[str, float], str]:
         best: dict[str, tuple[float, int]] = {}
         for strategy in self.candidates:
-            splits = split_choices(strategy, tiles, self.model.shape.device)
+            splits = split_choices(strategy, tiles, self.model.shape, self.model.workers)
             best[strategy] = min((self.model.predict(strategy, tiles, s), s) for s in splits)
         ranked = sorted(best, key=lambda strategy: best[strategy][0])
         first, num_splits = ranked[0], best[ranked[0]][1]

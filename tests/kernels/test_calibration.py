@@ -11,6 +11,8 @@ from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.calibration import Calibration, Calibrator, DeviceTypes, Store, shape_key
 from pkvchat.kernels.cost import StrategyCost
 from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.policy import create_policy
+from pkvchat.kernels.registry import STRATEGIES, why_unavailable
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 64, 16, torch.float32, CPU)
@@ -60,6 +62,14 @@ def test_a_good_record_is_used_and_not_measured(saved):
 def test_another_shape_has_another_record(saved, change):
     store, _ = saved
     assert store.load("strategies", shape_key(change)) is None
+
+
+def test_a_record_made_before_eager_steps_were_charged_still_counts(saved):
+    store, path = saved
+    for cost in (record := json.loads(path.read_text()))["data"]["costs"].values():
+        del cost["eager"]
+    path.write_text(json.dumps(record))
+    assert calibrator(store).costs(SHAPE, ["sdpa"]) == CALIBRATION
 
 
 def damage(path, edit):
@@ -166,6 +176,21 @@ def test_measured_costs_predict_and_report_progress(store):
     assert set(calibration.costs) == {"split", "workqueue", "sdpa"}
     assert seen[0][1:] == (0, 3)
     assert seen[-1][1:] == (3, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_graphs_beat_launching_each_kernel(store, dtype):
+    """What cannot be captured is charged for the launches of the whole layer."""
+    shape = AttentionShape(8, 2, 64, 16, dtype, torch.device("cuda"))
+    names = [name for name in STRATEGIES if not why_unavailable(name, shape)]
+    calibration = Calibrator(shape.device, store=store).costs(shape, names)
+    assert calibration.costs["sdpa"].eager > 0
+    assert calibration.costs["split"].eager == calibration.costs["workqueue"].eager == 0
+    adaptive = create_policy("adaptive", shape, calibration, names)
+    for lengths in ((100,), (2000,), (500,) * 4):
+        assert adaptive.choose(lengths).strategy != "sdpa"
+    assert Calibrator(shape.device, store=store).costs(shape, names) == calibration
 
 
 def test_measured_types_are_kept(store):

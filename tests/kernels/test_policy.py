@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.calibration import Calibration
-from pkvchat.kernels.cost import StrategyCost, strategy_work
+from pkvchat.kernels.cost import StrategyCost, split_choices, strategy_work
 from pkvchat.kernels.measure_costs import fit
 from pkvchat.kernels.policy import create_policy, policy_names
 from pkvchat.kernels.strategy import StrategyUnavailable
@@ -29,8 +29,8 @@ CALIBRATION = Calibration(workers=2, costs=COSTS)
 lengths = st.lists(st.integers(1, 100_000), min_size=1, max_size=16).map(tuple)
 
 
-def policy(name="adaptive", shape=CPU, available=ON_CPU):
-    return create_policy(name, shape, CALIBRATION, available)
+def policy(name="adaptive", shape=CPU, available=ON_CPU, calibration=CALIBRATION):
+    return create_policy(name, shape, calibration, available)
 
 
 def test_names_are_adaptive_and_one_per_strategy():
@@ -86,6 +86,37 @@ def test_batch_and_length_change_the_choice():
     assert chosen.choose((300,) * 8).strategy == "workqueue"
 
 
+def test_a_step_outside_a_graph_pays_for_its_launches():
+    """Whatever attention itself takes, unless the device is busy for longer than that."""
+    fast = StrategyCost(call=1, tile=0.001, path=0, task=1, merge=0, plan=10, eager=300)
+    calibration = Calibration(132, COSTS | {"sdpa": fast})
+    chosen = policy(shape=CUDA, available=list(COSTS), calibration=calibration)
+    decision = chosen.choose((1000,))
+    assert decision.strategy == "flashinfer"
+    assert decision.predicted_us["sdpa"] > 300
+    assert chosen.choose((120_000,) * 16).strategy == "sdpa"
+
+
+@given(
+    tiles=st.lists(st.integers(1, 9000), min_size=1, max_size=64),
+    workers=st.integers(1, 200),
+)
+def test_splits_on_cuda_fill_the_device(tiles, workers):
+    choices = split_choices("split", tiles, CUDA, workers)
+    assert choices == sorted(set(choices))
+    assert choices[0] >= 1
+    assert choices[-1] <= max(tiles)
+    programs = [n * len(tiles) * CUDA.num_kv_heads for n in choices]
+    fills = any(workers <= count <= 2 * workers for count in programs)
+    assert fills or choices[-1] == max(tiles) or programs[0] >= workers
+
+
+def test_one_row_has_a_split_for_each_resident_program():
+    assert split_choices("split", [4096], CUDA, 132) == [16, 33, 66]
+    assert split_choices("split", [4096] * 40, CUDA, 132) == [1]
+    assert split_choices("workqueue", [4096], CUDA, 132) == [1]
+
+
 @given(length=st.integers(1, 200_000))
 def test_a_decision_is_right_for_a_length_close_by(length):
     """Lengths are rounded up for the cache, by an eighth at most."""
@@ -110,7 +141,8 @@ def test_work_covers_every_tile(shape, tiles, num_splits):
             continue
         work = strategy_work(name, tiles, num_splits, shape, workers=7)
         assert work.tiles >= sum(tiles) * shape.num_kv_heads
-        assert work.path * 7 >= sum(tiles) * shape.num_kv_heads
+        side_by_side = 7 if shape is CPU else 2 * 7  # a multiprocessor holds two programs
+        assert work.path * side_by_side >= sum(tiles) * shape.num_kv_heads
         assert work.tasks >= 1
 
 

@@ -1,0 +1,162 @@
+"""Times a strategy on a GPU as a decode step runs it: in a CUDA graph, on KV that is not cached."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from .batch import AttentionShape, DecodeBatch, LayerSpec
+from .cost import split_choices, strategy_work
+from .kv import page_bytes
+from .measure_costs import Case, Measured, random_batch
+from .norm import rms_norm
+from .registry import create_strategy
+from .strategy import Strategy
+
+_LENGTHS: tuple[tuple[int, ...], ...] = (
+    (200,), (1000,), (4000,), (8000,), (16000,), (32000,), (64000,), (128000,),
+    (8000,) * 2, (300,) * 4, (8000,) * 4, (30000, 4000, 2000, 6000),
+    (1000,) * 8, (4000,) * 8, (15000,) * 8, (20000, 1000, 14000, 9000, 5000, 17000, 3000, 12000),
+    (50000, 3000, 9000, 6000, 40000, 2000, 8000, 5000), (100,) * 32, (2000,) * 32, (700,) * 64,
+)  # fmt: skip
+_POOL_BYTES = 1152 << 20
+_COLD_BYTES = 256 << 20  # several times any L2
+_MAX_LAYERS = 32
+_EAGER_LAYERS = 3
+# What the host starts for one layer beside attention: two norms, four products, rope, the KV write,
+# the activation, and copies between them.
+_LAUNCHES = 10
+
+
+class CudaBench:
+    """Batches over one pool of random KV, each with layers of its own in it.
+
+    A small kernel between the layers, as in a model, takes in what attention has written and makes
+    the next layer's queries.
+    """
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self.shape = shape
+        self.workers = torch.cuda.get_device_properties(shape.device).multi_processor_count
+        free, _ = torch.cuda.mem_get_info(shape.device)
+        page = page_bytes(1, shape)
+        num_pages = min(_POOL_BYTES, free // 2) // page
+        size = (num_pages, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
+        self._pool = torch.empty(size, dtype=shape.dtype, device=shape.device).normal_()
+        self._batches: list[tuple[DecodeBatch, list[torch.Tensor]]] = []
+        for lengths in _LENGTHS:
+            pages = sum(-(-length // shape.page_size) for length in lengths) + 1
+            layers = min(_MAX_LAYERS, max(2, _COLD_BYTES // (pages * page)), num_pages // pages)
+            if layers >= 2:
+                kv_layers = list(self._pool[: layers * pages].split(pages))
+                self._batches.append((random_batch(shape, lengths, pages), kv_layers))
+
+    def sample(self, name: str) -> Measured:
+        """Every batch, under the num_splits that a policy would compare."""
+        with torch.cuda.device(self.shape.device):
+            strategy = create_strategy(name, self.shape)
+            cases = [case for batch in self._batches for case in self._measure(strategy, *batch)]
+            eager_us = 0.0 if strategy.capturable else _LAUNCHES * self._launch_us()
+        return Measured(cases, eager_us)
+
+    def _measure(
+        self, strategy: Strategy, batch: DecodeBatch, kv_layers: list[torch.Tensor]
+    ) -> list[Case]:
+        shape, name = self.shape, strategy.name
+        tiles = [-(-length // shape.page_size) for length in batch.lengths]
+        cases = [
+            Case(batch, splits, strategy_work(name, tiles, splits, shape, self.workers))
+            for splits in split_choices(name, tiles, shape, self.workers)
+        ]
+        size = (len(batch), shape.num_qo_heads, shape.head_dim)
+        q = torch.randn(size, device=shape.device).to(shape.dtype)
+        spec, out = LayerSpec(shape.head_dim**-0.5), torch.empty_like(q)
+
+        def layers(count: int) -> None:
+            for kv_layer in kv_layers[:count]:
+                strategy.run(q, kv_layer, out, spec)
+                q.copy_(out)
+
+        time_all = self._time_graphs if strategy.capturable else self._time_launches
+        time_all(strategy, cases, layers, len(kv_layers))
+        return cases
+
+    def _time_graphs(
+        self, strategy: Strategy, cases: list[Case], layers: Callable[[int], None], count: int
+    ) -> None:
+        """One graph finds the plan made; one makes it, where that is the device's work."""
+        strategy.plan(cases[0].batch, cases[0].num_splits)
+        layers(count)
+        planned = _captured(lambda: layers(count))
+        strategy.plan(cases[0].batch, cases[0].num_splits)
+        planning = _captured(lambda: layers(count))
+        for case in cases:
+            host_us = median(_plan_us(strategy, case) for _ in range(5))
+            all_us = _replay_us(planned)
+            case.run_us = all_us / count
+            case.plan_us = host_us + max(0.0, _replay_us(planning) - all_us)
+
+    def _time_launches(
+        self, strategy: Strategy, cases: list[Case], layers: Callable[[int], None], count: int
+    ) -> None:
+        """Planning is what the first layer takes longer."""
+        count = min(count, _EAGER_LAYERS)
+        for case in cases:
+            for _ in range(3):
+                strategy.plan(case.batch, case.num_splits)
+                first = _wall_us(lambda: layers(1))
+                case.run_us = min(case.run_us, _wall_us(lambda: layers(count)) / count)
+                case.plan_us = min(case.plan_us, max(0.0, first - case.run_us) / case.work.plans)
+
+    def _launch_us(self) -> float:
+        """What the host takes to start one of a model's kernels."""
+        x = torch.ones(1, self.shape.head_dim, dtype=self.shape.dtype, device=self.shape.device)
+        weight, count = torch.ones_like(x[0]), 100
+
+        def launches() -> None:
+            for _ in range(count):
+                rms_norm(x, weight, 1e-5)
+
+        return min(_wall_us(launches) for _ in range(3)) / count
+
+
+def _captured(body: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body()
+    graph.replay()
+    return graph
+
+
+def _replay_us(graph: torch.cuda.CUDAGraph, replays: int = 3, samples: int = 9) -> float:
+    """Median device time of one replay."""
+    times: list[float] = []
+    for _ in range(samples):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / replays)
+    return median(times)
+
+
+def _plan_us(strategy: Strategy, case: Case) -> float:
+    """Of the host, while the device is idle: a graph is launched only after it."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    strategy.plan(case.batch, case.num_splits)
+    return (time.perf_counter() - start) * 1e6
+
+
+def _wall_us(body: Callable[[], None]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    body()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e6
