@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 
+from pkvchat.kernels.bandwidth_triton import read_kernel
 from pkvchat.kernels.batch import AttentionShape, DecodeBatch, LayerSpec
 from pkvchat.kernels.flashinfer import FlashInfer
 from pkvchat.kernels.sdpa import Sdpa
@@ -171,16 +171,6 @@ def graph_us(body: Callable[[], None], replays: int = 5, samples: int = 15) -> f
     return statistics.median(times)
 
 
-@triton.jit
-def _read_kernel(source_ptr, sink_ptr, numel, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    total = tl.zeros([BLOCK], tl.int32)
-    step = tl.num_programs(0) * BLOCK
-    for base in tl.range(tl.program_id(0) * BLOCK, numel, step, num_stages=STAGES):
-        at = base + tl.arange(0, BLOCK)
-        total = total ^ tl.load(source_ptr + at, mask=at < numel, other=0)
-    tl.store(sink_ptr + tl.program_id(0), tl.sum(total, axis=0))
-
-
 def floor_us(problem: Problem) -> float:
     """Time to read as many bytes as one layer's KV and do nothing with them."""
     numel = problem.case.kv_bytes // 4
@@ -193,7 +183,7 @@ def floor_us(problem: Problem) -> float:
         def layers(programs: int = processors * per_processor, block: int = block) -> None:
             for kv_layer in problem.kv_layers:
                 source = kv_layer.view(torch.int32)
-                _read_kernel[(programs,)](source, sink, numel, BLOCK=block, STAGES=4, num_warps=8)
+                read_kernel[(programs,)](source, sink, numel, BLOCK=block, STAGES=4, num_warps=8)
 
         best = min(best, graph_us(layers) / len(problem.kv_layers))
     return best

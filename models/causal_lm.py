@@ -45,3 +45,6 @@ class CausalLM(Protocol):
 
     def nbytes(self) -> int:
         """Bytes of weights held."""
+
+    def step_nbytes(self) -> int:
+        """Bytes of weights that each step reads: all but a table of which it takes a few rows."""

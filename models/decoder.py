@@ -53,6 +53,7 @@ class Decoder:
         self.embedding = weights.linear(
             {"token_embd": config.vocab_size}, config.hidden_size, dense=True
         )
+        table = 0 if config.tie_embeddings else weights.nbytes
         self.layers = [DecoderLayer(i, config, weights) for i in layers]
         self.output_norm = weights.vector("output_norm.weight", config.hidden_size)
         self.output = (
@@ -61,7 +62,7 @@ class Decoder:
             else weights.linear({"output": config.vocab_size}, config.hidden_size, dense=True)
         )
         weights.finish()
-        self._nbytes = weights.nbytes
+        self._nbytes, self._step_nbytes = weights.nbytes, weights.nbytes - table
 
     @torch.inference_mode()
     def forward(
@@ -97,3 +98,7 @@ class Decoder:
     def nbytes(self) -> int:
         """Bytes of weights held."""
         return self._nbytes
+
+    def step_nbytes(self) -> int:
+        """See CausalLM.step_nbytes."""
+        return self._step_nbytes

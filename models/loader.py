@@ -81,11 +81,8 @@ def load_model(
                 f"{path}: this model's activations do not fit float16: use --dtype bf16 or f32"
             )
     reader = WeightReader(checkpoint, device, dtype, types, progress)
-    if memory is not None and (needed := reader.bytes_needed()) > memory:
-        raise ModelError(
-            f"{path}: the weights need {needed / 1e9:.2g} GB on {device}, {memory / 1e9:.2g} GB are"
-            " free: close other programs, or choose a smaller model or quantisation"
-        )
+    if memory is not None:
+        reader.check_fits(memory)
     model = Decoder(checkpoint.config, reader, context)
     return LoadedModel(
         name=name or path.stem,

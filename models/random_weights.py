@@ -42,20 +42,28 @@ def random_model(
     *,
     device: torch.device,
     context: int = 0,
+    memory: int | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Decoder:
-    """shape: a name in SHAPES; quant: one of QUANTS. Activations in bfloat16. Raises ModelError."""
+    """shape: a name in SHAPES; quant: one of QUANTS. context, memory: see load_model.
+
+    Activations in bfloat16. Raises ModelError.
+    """
     if shape not in SHAPES:
         raise ModelError(f"unknown shape {shape!r}: one of {', '.join(SHAPES)}")
     if quant not in QUANTS:
         raise ModelError(f"unknown quant {quant!r}: one of {', '.join(QUANTS)}")
     types = LinearTypes(torch.bfloat16, torch.bfloat16, torch.bfloat16, packed_bits=8)
     checkpoint = RandomCheckpoint(SHAPES[shape], quant, device)
-    return Decoder(
-        checkpoint.config,
-        WeightReader(checkpoint, device, torch.bfloat16, types, progress),
-        context,
-    )
+    reader = WeightReader(checkpoint, device, torch.bfloat16, types, progress)
+    if memory is not None:
+        reader.check_fits(memory)
+    return Decoder(checkpoint.config, reader, context)
+
+
+def num_parameters(shape: str) -> int:
+    """Elements of all tensors. shape: a name in SHAPES."""
+    return sum(math.prod(size) for size in _shapes(SHAPES[shape]).values())
 
 
 class RandomCheckpoint:

@@ -107,6 +107,15 @@ class WeightReader:
                 total += elements * self.types.weight.itemsize
         return total
 
+    def check_fits(self, memory: int) -> None:
+        """memory: bytes free on the device. Raises ModelError."""
+        if (needed := self.bytes_needed()) > memory:
+            raise ModelError(
+                f"{self.checkpoint.path}: the weights need {needed / 1e9:.2g} GB on {self.device},"
+                f" {memory / 1e9:.2g} GB are free: close other programs, or choose a smaller model"
+                " or quantisation"
+            )
+
     def vector(self, name: str, size: int) -> torch.Tensor:
         """A norm's weight, [size]."""
         return self._stack({name: (size,)}, self.dtype)

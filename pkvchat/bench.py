@@ -2,6 +2,7 @@
 
 ppN reads a prompt of N tokens, tgN decodes N tokens, "@ dD" does so with D tokens in the context
 before. Token ids are random, decoding is greedy, and a first, unmeasured run warms everything up.
+A decoded token's bound is the time to read the weights and the KV once, at this device's bandwidth.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ from typing import Any
 
 import torch
 
+from pkvchat.kernels.bandwidth import read_bandwidth
+from pkvchat.kernels.calibration import Calibrator
+from pkvchat.models.random_weights import num_parameters, random_model
+
 from .engine import Engine
 from .errors import ChatError, startup_errors
-from .memory import human
+from .memory import free_memory, human
 from .options import EngineOptions
 from .progress import ProgressLine
+from .runner import ModelRunner
 from .sampling import SamplingParams
-from .startup import Started, start_engine
+from .startup import Progress, build_engine, prepare, start_engine
 
 Row = dict[str, Any]
 
@@ -53,6 +59,11 @@ class Case:
         """Tokens a sequence holds at most, and one that is sampled and not kept."""
         return self.depth + 1 + max(self.prompt, self.new) + 1
 
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a sequence that a decode step reads, over all steps."""
+        return self.depth + 1 + (self.new - 1) / 2
+
 
 def cases(prompts: Iterable[int], news: Iterable[int], depths: Iterable[int]) -> list[Case]:
     """Every test at each depth; 0 prompt or new tokens is no test."""
@@ -65,14 +76,39 @@ def cases(prompts: Iterable[int], news: Iterable[int], depths: Iterable[int]) ->
     ]
 
 
+@dataclass(frozen=True)
+class RandomWeights:
+    """A model that needs no file; see models.random_weights."""
+
+    shape: str
+    quant: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured."""
+
+    name: str
+    num_parameters: int
+    engine: Engine
+
+
 def run(
-    options: EngineOptions, cases: Sequence[Case], batch: int, repetitions: int, output: str
+    options: EngineOptions,
+    cases: Sequence[Case],
+    batch: int,
+    repetitions: int,
+    output: str,
+    weights: RandomWeights | None = None,
 ) -> int:
-    """Measure and print; ``output`` is a name in PRINTERS. Returns the exit code."""
+    """Measure and print; ``output`` is a name in PRINTERS. Returns the exit code.
+
+    weights: random ones in the place of the options' model.
+    """
     if cases:
         progress = ProgressLine(sys.stderr)
         try:
-            rows = _rows(options, cases, batch, repetitions, progress)
+            rows = _rows(options, cases, batch, repetitions, weights, progress)
             PRINTERS[output](rows, cases)
         finally:
             progress.close()
@@ -84,21 +120,44 @@ def _rows(
     cases: Sequence[Case],
     batch: int,
     repetitions: int,
+    weights: RandomWeights | None,
     progress: ProgressLine,
 ) -> Iterator[Row]:
     context = max(case.context for case in cases)
     with startup_errors():
-        started = start_engine(replace(options, context=context), progress)
-    check_room(started.engine, context, batch)
-    about = describe(started, options.policy, batch)
-    bench = Bench(started.engine, started.loaded.tokenizer.vocab_size, batch)
+        subject = start(replace(options, context=context), weights, progress)
+    engine = subject.engine
+    check_room(engine, context, batch)
+    about = describe(subject, options.policy, batch)
+    bandwidth = read_bandwidth(engine.runner.shape.device)
+    bench = Bench(engine, engine.runner.model.config.vocab_size, batch)
     for case in cases:
         samples = []
         for done in range(repetitions + 1):
             progress(case.name, done, repetitions + 1)
             samples.append(bench.measure(case))
         progress.close()
-        yield result(case, samples[1:], bench.strategies) | about
+        bound = bound_ts(engine.runner, case, batch, bandwidth)
+        yield result(case, samples[1:], bench.strategies, bound) | about
+
+
+def start(options: EngineOptions, weights: RandomWeights | None, progress: Progress) -> Subject:
+    """Raises what start_engine raises."""
+    if weights is None:
+        started = start_engine(options, progress)
+        return Subject(started.loaded.name, started.loaded.num_parameters, started.engine)
+    device = prepare(options)
+    model = random_model(
+        weights.shape,
+        weights.quant,
+        device=device,
+        context=options.context,
+        memory=free_memory(device),
+        progress=progress,
+    )
+    built = build_engine(model, model.dtype, options, Calibrator(device, progress))
+    name = f"{weights.shape} {weights.quant}, random"
+    return Subject(name, num_parameters(weights.shape), built.engine)
 
 
 def check_room(engine: Engine, context: int, batch: int) -> None:
@@ -161,27 +220,46 @@ class Bench:
 # --- what is printed -----------------------------------------------------------------------------
 
 
-def result(case: Case, samples: Sequence[float], strategies: Mapping[str, int]) -> Row:
+def bound_ts(runner: ModelRunner, case: Case, batch: int, bandwidth: float) -> float | None:
+    """Tokens per second of steps that read each weight and the KV once and do nothing else.
+
+    bandwidth: bytes per second. None for prompts, which compute bounds, and for mixtures of
+    experts, whose steps read what the router chooses.
+    """
+    model, shape = runner.model, runner.shape
+    if not case.new or model.config.experts:
+        return None
+    seen = sum(min(spec.window or case.mean_length, case.mean_length) for spec in model.layer_specs)
+    kv_bytes = seen * 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+    return batch * bandwidth / (model.step_nbytes() + batch * kv_bytes)
+
+
+def result(
+    case: Case, samples: Sequence[float], strategies: Mapping[str, int], bound: float | None
+) -> Row:
     """One row's figures. strategies: decode steps by strategy, in the last run."""
+    mean = statistics.mean(samples)
     return {
         "test": case.name,
         "n_prompt": case.prompt,
         "n_gen": case.new,
         "n_depth": case.depth,
-        "avg_ts": statistics.mean(samples),
+        "avg_ts": mean,
         "stddev_ts": statistics.stdev(samples) if len(samples) > 1 else 0.0,
         "samples_ts": list(samples),
+        "bound_ts": bound,
+        "bound_share": mean / bound if bound else None,
         "strategies": dict(strategies),
     }
 
 
-def describe(started: Started, policy: str, batch: int) -> Row:
+def describe(subject: Subject, policy: str, batch: int) -> Row:
     """What every row says about where and with what it was measured."""
-    model, shape = started.loaded.model, started.engine.runner.shape
+    model, shape = subject.engine.runner.model, subject.engine.runner.shape
     return {
-        "model": started.loaded.name,
+        "model": subject.name,
         "model_size": model.nbytes(),
-        "model_n_params": started.loaded.num_parameters,
+        "model_n_params": subject.num_parameters,
         "backend": shape.device.type.upper(),
         "device": device_name(shape.device),
         "threads": torch.get_num_threads(),
@@ -216,7 +294,7 @@ def versions() -> dict[str, str]:
 
 
 def print_markdown(rows: Iterable[Row], cases: Sequence[Case]) -> None:
-    """llama-bench's columns, and the policy; each row as soon as it is there."""
+    """llama-bench's columns, the policy and the bound; each row as soon as it is there."""
     widths: dict[str, int] = {}
     for row in rows:
         cells = {
@@ -229,10 +307,13 @@ def print_markdown(rows: Iterable[Row], cases: Sequence[Case]) -> None:
             "batch": str(row["batch"]),
             "test": row["test"],
             "t/s": f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+            "bound": f"{row['bound_ts']:.1f}" if row["bound_ts"] else "",
+            "of it": f"{row['bound_share']:.1%}" if row["bound_ts"] else "",
         }
         if not widths:
             widths = {name: max(len(name), len(cell)) for name, cell in cells.items()}
             widths |= {"test": max(len(case.name) for case in cases), "t/s": 18}
+            widths |= {"bound": 8, "of it": 6}
             _print_cells({name: name for name in cells}, widths)
             print("|" + "|".join(f" {'-' * width}:" for width in widths.values()) + "|")
         _print_cells(cells, widths)

@@ -79,7 +79,13 @@ def _bench(args: argparse.Namespace) -> int:
     from . import bench
 
     cases = bench.cases(args.prompt_tokens, args.new_tokens, args.depths)
-    return bench.run(_settings(args).engine, cases, args.batch, args.repetitions, args.output)
+    weights = None
+    if "random_weights" in args:
+        if "model" in args:
+            raise UsageError("-m and --random-weights: give one of them")
+        weights = bench.RandomWeights(args.random_weights, args.quant)
+    options = _settings(args).engine
+    return bench.run(options, cases, args.batch, args.repetitions, args.output, weights)
 
 
 def _calibrate(args: argparse.Namespace) -> int:
@@ -266,6 +272,12 @@ def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
     ):
         text += " [%(default)s]"
         parser.add_argument(flag, dest=dest, default=default, metavar="N", type=kind, help=text)
+    parser.add_argument(
+        "--random-weights", metavar="SHAPE", help="no model file: random weights of llama-3-8b"
+    )
+    parser.add_argument(
+        "--quant", default="Q4_K_M", help="of random weights: bf16, Q8_0, Q4_K_M [%(default)s]"
+    )
     parser.add_argument(
         "-o", dest="output", default="md", choices=("md", "json", "csv"), help="output format"
     )

@@ -12,6 +12,7 @@ from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.calibration import Calibrator, DeviceTypes
 from pkvchat.kernels.policy import Policy, create_policy, policy_names
 from pkvchat.kernels.registry import STRATEGIES, why_unavailable
+from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.loader import LoadedModel, load_model
 
 from .engine import Engine
@@ -26,8 +27,22 @@ PAGE_SIZES = (16, 32, 64)
 
 
 @dataclass(frozen=True)
+class Built:
+    """An engine around a model. strategies: each with why it cannot run here, "" if it can.
+
+    make_policy: a policy by name, for this model on this device. note: "" or a line about a context
+    that had to be smaller.
+    """
+
+    engine: Engine
+    strategies: dict[str, str]
+    make_policy: Callable[[str], Policy]
+    note: str
+
+
+@dataclass(frozen=True)
 class Started:
-    """make_policy: a policy by name, for this model on this device."""
+    """make_policy: see Built."""
 
     engine: Engine
     loaded: LoadedModel
@@ -40,10 +55,7 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
 
     Raises ModelError, StrategyUnavailable or ValueError, each one line for a person.
     """
-    check_options(options)
-    device = pick_device(options.device)
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    device = prepare(options)
     calibrator = Calibrator(device, progress, fresh=fresh)
 
     @cache  # asked for when the model is found: a wrong name is told before anything is measured
@@ -60,14 +72,42 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
         memory=free_memory(device),
         progress=progress,
     )
-    config = loaded.model.config
+    built = build_engine(loaded.model, types().kv, options, calibrator)
+    ready = Ready(
+        model=loaded.name,
+        device=device_name(device),
+        dtype=dtype_name(types()),
+        context=built.engine.context,
+        pages_total=built.engine.pool.capacity,
+        page_size=options.page_size,
+        policy=options.policy,
+        strategies=built.strategies,
+        notes=(*loaded.notes, *([built.note] if built.note else []), *calibrator.notes),
+    )
+    return Started(built.engine, loaded, ready, built.make_policy)
+
+
+def prepare(options: EngineOptions) -> torch.device:
+    """The device, after what can be checked and set before a model is there. Raises ValueError."""
+    check_options(options)
+    device = pick_device(options.device)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return device
+
+
+def build_engine(
+    model: CausalLM, kv_dtype: torch.dtype, options: EngineOptions, calibrator: Calibrator
+) -> Built:
+    """Size the KV cache, calibrate, choose the policy. Raises StrategyUnavailable or ValueError."""
+    config = model.config
     shape = AttentionShape(
         config.num_qo_heads,
         config.num_kv_heads,
         config.head_dim,
         options.page_size,
-        types().kv,
-        device,
+        kv_dtype,
+        model.device,
     )
     num_pages, context, note = size_cache(
         config.num_layers, shape, config.context_length, options.context, options.kv_memory
@@ -79,19 +119,8 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
     def make_policy(name: str) -> Policy:
         return create_policy(name, shape, calibration, available, config.num_layers)
 
-    engine = Engine(loaded.model, shape, make_policy(options.policy), num_pages, context)
-    ready = Ready(
-        model=loaded.name,
-        device=device_name(device),
-        dtype=dtype_name(types()),
-        context=context,
-        pages_total=engine.pool.capacity,
-        page_size=options.page_size,
-        policy=options.policy,
-        strategies=strategies,
-        notes=(*loaded.notes, *([note] if note else []), *calibrator.notes),
-    )
-    return Started(engine, loaded, ready, make_policy)
+    engine = Engine(model, shape, make_policy(options.policy), num_pages, context)
+    return Built(engine, strategies, make_policy, note)
 
 
 def check_options(options: EngineOptions) -> None:

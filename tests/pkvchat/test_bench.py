@@ -5,11 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
-from pkvchat.bench import PRINTERS, Bench, Case, cases, check_room, result
+from pkvchat.bench import (
+    PRINTERS,
+    Bench,
+    Case,
+    RandomWeights,
+    bound_ts,
+    cases,
+    check_room,
+    result,
+    run,
+)
 from pkvchat.errors import ChatError
+from pkvchat.models.random_weights import SHAPES
+from pkvchat.options import EngineOptions
 
 ABOUT = {
     "model": "some-model",
@@ -25,7 +39,8 @@ CASES = cases([512], [128], [0, 4096])
 
 def rows():
     for case, speed in zip(CASES, (700.0, 95.25, 120.0, 45.0), strict=True):
-        yield result(case, [speed - 1, speed + 1], {"sdpa": case.new}) | ABOUT
+        bound = 190.5 if case.new else None
+        yield result(case, [speed - 1, speed + 1], {"sdpa": case.new}, bound) | ABOUT
 
 
 def test_cases_have_llama_benchs_names_and_order():
@@ -75,14 +90,16 @@ def test_the_markdown_table(capsys):
         "batch",
         "test",
         "t/s",
+        "bound",
+        "of it",
     ]
     assert all(set(cell) <= {"-", ":"} for cell in rule)
     same = ["some-model", "1.5 GiB", "134.52 M", "CPU", "2", "adaptive", "1"]
     assert table == [
-        [*same, "pp512", "700.00 ± 1.41"],
-        [*same, "tg128", "95.25 ± 1.41"],
-        [*same, "pp512 @ d4096", "120.00 ± 1.41"],
-        [*same, "tg128 @ d4096", "45.00 ± 1.41"],
+        [*same, "pp512", "700.00 ± 1.41", "", ""],
+        [*same, "tg128", "95.25 ± 1.41", "190.5", "50.0%"],
+        [*same, "pp512 @ d4096", "120.00 ± 1.41", "", ""],
+        [*same, "tg128 @ d4096", "45.00 ± 1.41", "190.5", "23.6%"],
     ]
 
 
@@ -118,6 +135,57 @@ def test_the_program_measures_the_default_model(run_cli):
             row
         )
     assert sum(measured[1]["strategies"].values()) == 4
+
+
+def test_the_bound_counts_each_byte_that_a_step_must_read(make_engine):
+    """All weights, here tied to the embedding, and the KV of each sequence's mean length."""
+    runner = make_engine().runner
+    config, weights = runner.model.config, runner.model.nbytes()
+    assert runner.model.step_nbytes() == weights
+    token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+    assert bound_ts(runner, Case(512, 0, 100), 1, 1e9) is None
+    assert bound_ts(runner, Case(0, 1, 0), 1, 1e9) == pytest.approx(1e9 / (weights + token))
+    mean = 100 + (1 + 2 + 3 + 4 + 5) / 5
+    expected = 3e9 / (weights + 3 * mean * token)
+    assert bound_ts(runner, Case(0, 5, 100), 3, 1e9) == pytest.approx(expected)
+
+
+TINY = replace(
+    SHAPES["llama-3-8b"],
+    vocab_size=512,
+    hidden_size=256,
+    intermediate_size=512,
+    num_layers=8,
+    num_qo_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    context_length=512,
+)
+
+
+@pytest.mark.parametrize("quant", ["bf16", "Q4_K_M"])
+def test_random_weights_need_no_file(monkeypatch, capsys, quant):
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    options = EngineOptions(policy="forced-sdpa", device="cpu")
+    assert run(options, cases([8], [4], [20]), 2, 1, "json", RandomWeights("tiny", quant)) == 0
+    prompt, decode = json.loads(capsys.readouterr().out)
+    assert prompt["model"] == f"tiny {quant}, random"
+    assert prompt["bound_ts"] is None
+    assert decode["strategies"] == {"sdpa": 4}
+    assert math.isclose(decode["bound_share"], decode["avg_ts"] / decode["bound_ts"])
+    matrices = TINY.hidden_size * (2 * TINY.q_size + 2 * TINY.kv_size + 3 * TINY.intermediate_size)
+    assert prompt["model_n_params"] == pytest.approx(
+        TINY.num_layers * matrices + 2 * TINY.vocab_size * TINY.hidden_size, rel=0.01
+    )
+
+
+def test_random_weights_of_a_shape_there_is_not(run_cli):
+    done = run_cli("bench", "--random-weights", "llama-4")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "unknown shape 'llama-4': one of llama-3-8b" in done.stderr
+    done = run_cli("bench", "--random-weights", "llama-3-8b", "-m", "x")
+    assert done.returncode == 2
+    assert "-m and --random-weights" in done.stderr
 
 
 def test_a_batch_that_the_pool_cannot_hold(make_engine):

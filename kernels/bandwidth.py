@@ -1,0 +1,43 @@
+"""How fast this device reads memory: what decoding, which reads every weight once, is bound by."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+_CUDA_BYTES = 4 << 30
+_CPU_BYTES = 256 << 20
+_REPEATS = 5
+
+
+def read_bandwidth(device: torch.device) -> float:
+    """Bytes per second of reading one large tensor and little else; the best of several reads."""
+    if device.type == "cuda":
+        return _cuda_bandwidth(device)
+    values = torch.ones(_CPU_BYTES // 4)
+    best = 0.0
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        values.sum()
+        best = max(best, values.nbytes / (time.perf_counter() - start))
+    return best
+
+
+def _cuda_bandwidth(device: torch.device) -> float:
+    from .bandwidth_triton import read_all
+
+    free, _ = torch.cuda.mem_get_info(device)
+    size = min(_CUDA_BYTES, free // 2) // 4
+    with torch.cuda.device(device):
+        values = torch.empty(size, dtype=torch.int32, device=device).random_()
+        read_all(values)
+        best = 0.0
+        for _ in range(_REPEATS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            read_all(values)
+            end.record()
+            end.synchronize()
+            best = max(best, values.nbytes / (start.elapsed_time(end) * 1e-3))
+    return best
