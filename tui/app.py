@@ -25,6 +25,7 @@ from .command import CommandError
 from .composer import Composer
 from .dialogs import AskLine
 from .link import EngineEvents
+from .pace import Pace
 from .palette import CALM_DARK, CALM_LIGHT, THEME_NAMES, Palette
 from .panel import Panel
 from .saver import Saver
@@ -34,7 +35,6 @@ from .tab import Tab
 from .tabstrip import TabStrip
 from .transcript import Transcript
 
-_FRAME_S = 1 / 10  # text is drawn this often at most
 _PULSE_S = 1 / 5  # spinners, figures and progress
 _ONLY_LEAVE = ("stop", "help", "palette", "inspect", "find_chat")  # with a screen over the chat
 _WIDE = 100  # columns from which the panel stands beside the text
@@ -78,6 +78,7 @@ class ChatApp(App[int]):
         self.composer = Composer(self.history, registry.completions)
         self.status = StatusLine(palette)
         self._frame_due = False
+        self._pace = Pace()
         self._around_drawn = 0.0
 
     def fresh_tab(self) -> Tab:
@@ -137,10 +138,10 @@ class ChatApp(App[int]):
         self.draw_around()
 
     def _draw_soon(self) -> None:
-        """Draw the active chat within a frame, however many events come until then."""
+        """Draw the active chat with the next frame, however many events come until then."""
         if not self._frame_due:
             self._frame_due = True
-            self.set_timer(_FRAME_S, self._draw)
+            self.set_timer(self._pace.delay(), self._draw)
 
     def _draw(self) -> None:
         self._frame_due = False
@@ -149,7 +150,7 @@ class ChatApp(App[int]):
             self.draw_around()  # one repaint for both
 
     def _on_pulse(self) -> None:
-        if time.monotonic() - self._around_drawn > _PULSE_S:
+        if not self._frame_due and time.monotonic() - self._around_drawn > _PULSE_S:
             self.draw_around()
 
     def draw_around(self) -> None:
