@@ -149,9 +149,9 @@ class Failed:
 
 @dataclass(frozen=True)
 class Notice:
-    """One line that a person should know about this chat; its answer goes on."""
+    """One line that a person should know, about a chat or (None) all; answers go on."""
 
-    chat_id: str
+    chat_id: str | None
     message: str
 
 

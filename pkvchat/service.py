@@ -31,7 +31,7 @@ from .messages import (
 )
 from .options import EngineOptions
 from .startup import Progress, start_engine
-from .steps import StepWriter
+from .steps import StepRecord, StepWriter
 
 
 @dataclass
@@ -125,10 +125,18 @@ class ChatService:
         for chat_id, line in output.ended:
             events += [*self._end(chat_id, "error"), Failed(chat_id, line)]
         if output.record is not None:
-            if self._steps is not None:
-                self._steps.write(output.record)
-            events.append(Steps((output.record,)))
+            events += [Steps((output.record,)), *self._log(output.record)]
         return events
+
+    def _log(self, record: StepRecord) -> list[Event]:
+        """A full disk ends the log, not the answer."""
+        try:
+            if self._steps is not None:
+                self._steps.write(record)
+        except OSError as error:
+            self._steps = None
+            return [Notice(None, f"--steps: {error}; no further steps are written")]
+        return []
 
     def _token(self, token: Token) -> list[Event]:
         stream = self._streams[token.chat_id]

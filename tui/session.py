@@ -12,6 +12,7 @@ from pkvchat.messages import (
     Failed,
     Finished,
     Loading,
+    Notice,
     PolicyChanged,
     Ready,
     Started,
@@ -93,7 +94,7 @@ class Session:
                 state.policy = name
             case Died(message) | Failed(None, message, True):
                 self._died(message)
-            case Failed(None, message):
+            case Failed(None, message) | Notice(None, message):
                 self._app.note(self._app.tab, message)
             case _:
                 self._apply_to_chat(event)

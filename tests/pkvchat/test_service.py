@@ -28,6 +28,7 @@ from pkvchat.messages import (
 from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.service import ChatService
+from pkvchat.steps import StepWriter
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 EXPECTED = json.loads((Path(__file__).parent / "greedy.json").read_text(encoding="utf-8"))
@@ -185,6 +186,17 @@ def test_a_template_that_fails_on_a_conversation_is_told_in_its_chat(
     assert not [event for event in again if isinstance(event, Notice)]
     for chat in "ab":
         service.handle(Close(chat))
+
+
+def test_a_full_disk_ends_the_log_and_not_the_answer(
+    service: ChatService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_steps", StepWriter("/dev/full"))
+    events = run(service, ask("a", "Hi.", params=replace(GREEDY, max_tokens=4)))
+    (notice,) = [event for event in events if isinstance(event, Notice)]
+    assert "No space left on device" in notice.message
+    assert [e.reason for e in events if isinstance(e, Finished)] == ["length"]
+    service.handle(Close("a"))
 
 
 def test_steps_file_has_a_line_per_decode_step(service: ChatService, steps_path: Path) -> None:
