@@ -1,4 +1,4 @@
-"""The exact merge of partial attention states (PAPER.md; Dao et al. 2023, Flash-Decoding).
+"""The exact merge of partial attention states (Dao et al. 2023, Flash-Decoding).
 
 A state is a normalised output and the log-sum-exp of its scores: in the (m, l, acc) form,
 out = acc / l and lse = m + log(l). The neutral state has lse = -inf.

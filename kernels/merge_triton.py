@@ -1,6 +1,6 @@
 """Partial softmax states in device memory: writing a piece, and the exact merge of a segment's.
 
-The merge is PAPER.md's (Dao et al. 2023, Flash-Decoding), in base 2.
+The merge is ``merge``'s (Dao et al. 2023, Flash-Decoding), in base 2.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"

@@ -1,7 +1,7 @@
 """Sequence splitting in torch: each row cut into up to ``num_splits`` equal runs, then merged.
 
-PAPER.md calls this schedule "bucket"; split_triton is its CUDA form, one rectangular grid over
-(row, KV head, split). Here rows go one after another, and all of a row's splits at once.
+The PersistentKV paper calls this schedule "bucket"; split_triton is its CUDA form, one rectangular
+grid over (row, KV head, split). Here rows go one after another, and all of a row's splits at once.
 """
 
 from __future__ import annotations
