@@ -25,4 +25,3 @@ class EngineOptions:
     policy: str = "adaptive"
     threads: int = 0
     steps_path: str | None = None
-    debug: bool = False

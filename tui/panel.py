@@ -18,7 +18,6 @@ from .line_widget import LineWidget
 from .palette import Palette, strategy_letter
 from .session import Session
 
-WIDE_WIDTH = 36
 _BARS = "▁▂▃▄▅▆▇█"
 _PAD = 2
 
