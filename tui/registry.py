@@ -70,6 +70,6 @@ def completions(text: str) -> list[str]:
 
 def shown_key(keys: str) -> str:
     """``ctrl+pageup,f9`` as a person reads it: ^PgUp."""
-    names = {"pageup": "PgUp", "pagedown": "PgDn", "escape": "Esc", "ctrl": "^", "alt": "Alt+"}
-    parts = [names.get(part, part.upper()) for part in keys.split(",")[0].split("+")]
-    return "".join(part if part in ("^", "Alt+") else part + "+" for part in parts).rstrip("+")
+    names = {"ctrl": "^", "alt": "Alt+", "shift": "Shift+", "escape": "Esc"}
+    names |= {"pageup": "PgUp", "pagedown": "PgDn"}
+    return "".join(names.get(part, part.capitalize()) for part in keys.split(",")[0].split("+"))
