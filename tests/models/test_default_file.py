@@ -84,7 +84,9 @@ def test_catalogue() -> None:
         gemma-3-4b phi-4-mini smollm2-135m smollm2-360m smollm2-1.7b smollm3-3b tinyllama-1.1b"""
     assert set(wanted.split()) <= CATALOGUE.keys()
     for entry in CATALOGUE.values():
-        assert entry.needed(original=False) < entry.needed(original=True)
+        on_gpu, on_cpu = (entry.needed(original=False, on_cpu=cpu) for cpu in (False, True))
+        assert entry.size(original=False) < on_gpu < entry.needed(original=True) < on_cpu
         assert entry.repo.count("/") == entry.gguf_repo.count("/") == 1
+    assert CATALOGUE[DEFAULT].quant in CATALOGUE[DEFAULT].wheel.filename
     assert CATALOGUE["llama-3-8b"].gated
     assert not CATALOGUE["qwen3-8b"].gated
