@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the policies' names are known without torch
 _RESIDENT = 2  # programs that a streaming multiprocessor holds of each kernel here
 _MIN_TOKENS = 64  # that the Triton kernels give a program at least
 _FLASHINFER_MIN_TOKENS = 128  # likewise
+_HIDDEN_BYTES = 20 << 20  # of KV that the device gathers while the host starts a row of sdpa
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,10 @@ def _cuda_work(
 ) -> Work:
     heads, rows, total = shape.num_kv_heads, len(tiles), sum(tiles) * shape.num_kv_heads
     if strategy == "sdpa":
-        return Work(2 * rows, total, -(-heads // workers) * sum(tiles), rows, 0, rows)
+        page_bytes = 2 * heads * shape.page_size * shape.head_dim * shape.dtype.itemsize
+        hidden = _HIDDEN_BYTES // page_bytes
+        path = -(-heads // workers) * sum(max(row, hidden) for row in tiles)
+        return Work(rows, total, path, rows, 0, rows)
     slots = _RESIDENT * workers
     shortest = _FLASHINFER_MIN_TOKENS if strategy == "flashinfer" else _MIN_TOKENS
     shortest = max(1, shortest // shape.page_size)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
+from pkvchat.kernels.linear import LinearTypes
+from pkvchat.models.decoder import Decoder
 from pkvchat.models.errors import ModelError
 from pkvchat.models.random_weights import QUANTS, SHAPES, RandomCheckpoint, random_model
+from pkvchat.models.weights import WeightReader
 
 CPU = torch.device("cpu")
 LLAMA = SHAPES["llama-3-8b"]
@@ -44,6 +48,25 @@ def test_weights_have_one_scale_whatever_the_type(quant, name):
         weight = torch.from_numpy(dequantised)
     assert weight.std() == pytest.approx(0.02, rel=0.1)
     assert abs(weight.mean()) < 0.001
+
+
+def test_a_step_reads_all_but_a_table_of_its_own():
+    tiny = replace(
+        LLAMA,
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_qo_heads=2,
+        num_kv_heads=1,
+        head_dim=32,
+    )
+    types = LinearTypes.uniform(torch.float32)
+    for tied, table in ((False, 100 * 64 * 4), (True, 0)):
+        checkpoint = RandomCheckpoint(replace(tiny, tie_embeddings=tied), "bf16", CPU)
+        reader = WeightReader(checkpoint, CPU, torch.float32, types, lambda *progress: None)
+        model = Decoder(checkpoint.config, reader)
+        assert model.nbytes() - model.step_nbytes() == table
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ def answers(
     """
     shape = AttentionShape(8, 2, 64, 16, model.dtype, model.device)
     engine = Engine(model, shape, Alternating(strategies), num_pages=80, context=1024)
+    # Chunks else follow measured times, and half precision's near ties follow the chunks.
+    engine._prefill_budget = lambda: 64
     if not graphs:
         engine.runner._graphs = None
     elif not capture:
@@ -98,7 +100,7 @@ def test_same_text_with_graphs_and_without():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["flashinfer", "split", "workqueue"])
 def test_same_text_in_float16(name):
-    """FlashInfer has no float32. Each against itself, for near ties turn on rounding."""
+    """FlashInfer has no float32. Each against itself, since strategies round differently."""
     model = make_model(torch.float16)
     if why := why_unavailable(name, AttentionShape(8, 2, 64, 16, model.dtype, model.device)):
         pytest.skip(why)

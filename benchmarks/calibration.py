@@ -1,0 +1,79 @@
+"""How well the policy's cost model fits this GPU: each calibration case, measured and predicted.
+
+``python benchmarks/calibration.py`` measures as ``pkvchat calibrate`` does, keeps no record and
+prints a Markdown table: microseconds of a layer, measured ~ predicted, for each num_splits; and
+what the policy picks, beside the case that was really fastest with its planning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+import torch
+
+from pkvchat.kernels.batch import AttentionShape
+from pkvchat.kernels.calibration import Calibration
+from pkvchat.kernels.measure_costs import Case, make_bench
+from pkvchat.kernels.policy import create_policy
+from pkvchat.kernels.registry import STRATEGIES, why_unavailable
+
+NUM_LAYERS = 32  # over which one step's planning is spread
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--heads", default="32/8", help="query heads/KV heads [%(default)s]")
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="bfloat16")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device is visible; this benchmark needs one")
+    qo_heads, kv_heads = map(int, args.heads.split("/"))
+    dtype, device = getattr(torch, args.dtype), torch.device("cuda")
+    shape = AttentionShape(qo_heads, kv_heads, args.head_dim, 16, dtype, device)
+    report(shape, [name for name in STRATEGIES if not why_unavailable(name, shape)])
+
+
+def report(shape: AttentionShape, names: list[str]) -> None:
+    bench = make_bench(shape, budget_s=1.0)
+    measured = {name: bench.sample(name) for name in names}
+    costs = {name: found.cost() for name, found in measured.items()}
+
+    def predicted(name: str, case: Case) -> float:
+        cost, work = costs[name], case.work
+        return cost.predict(work, NUM_LAYERS) - cost.eager - work.plans * cost.plan / NUM_LAYERS
+
+    for name, found in measured.items():
+        errors = [abs(predicted(name, case) / case.run_us - 1) for case in found.cases]
+        print(
+            f"{name}: error {statistics.median(errors):.1%} median, {max(errors):.1%} at most;"
+            f" planning {costs[name].plan:.0f} us; outside a graph {costs[name].eager:.0f} us more"
+        )
+    policy = create_policy("adaptive", shape, Calibration(bench.workers, costs), names, NUM_LAYERS)
+    print(f"\n| batch | {' | '.join(names)} | picked | fastest |")
+    print("|---" * (len(names) + 3) + "|")
+    for lengths in dict.fromkeys(case.batch.lengths for case in measured[names[0]].cases):
+        cells, times = [], {}
+        for name, found in measured.items():
+            cases = [case for case in found.cases if case.batch.lengths == lengths]
+            cells.append(" / ".join(f"{c.run_us:.1f} ~ {predicted(name, c):.1f}" for c in cases))
+            over = costs[name].predict(cases[0].work, NUM_LAYERS) - predicted(name, cases[0])
+            times |= {(name, case.num_splits): case.run_us + over for case in cases}
+        decision = policy.choose(lengths)
+        fastest = min(times, key=lambda choice: times[choice])
+        picked = choice(decision.strategy, decision.num_splits)
+        print(f"| {label(lengths)} | {' | '.join(cells)} | {picked} | {choice(*fastest)} |")
+
+
+def choice(strategy: str, num_splits: int) -> str:
+    return f"{strategy} {num_splits}" if num_splits > 1 else strategy
+
+
+def label(lengths: tuple[int, ...]) -> str:
+    even = len(set(lengths)) == 1
+    return f"B{len(lengths)} {lengths[0]}" if even else f"B{len(lengths)} {sum(lengths)} ragged"
+
+
+if __name__ == "__main__":
+    main()
