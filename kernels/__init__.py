@@ -10,5 +10,7 @@ strategies by name.
 - The choice: ``policy`` over ``cost``; constants and dtypes come from ``calibration``, which
   ``measure_costs`` (with ``measure_cuda`` on GPUs) and ``measure_types`` fill.
 - Products: ``linear``; ``packed`` (CPU) and ``quant_linear`` (CUDA) keep GGUF's blocks quantised.
-- ``norm``, ``rope``, ``activation``; ``bandwidth`` for benchmarks. A module in _triton is the CUDA form of its namesake.
+- ``norm``, ``rope``, ``activation``; ``bandwidth`` for benchmarks.
+
+A module in _triton is the CUDA form of its namesake.
 """
