@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the policies' names are known without torch
-
     from .batch import AttentionShape
 
 _RESIDENT = 2  # programs that a streaming multiprocessor holds of each kernel here
