@@ -18,6 +18,7 @@ from pkvchat.kernels.policy import Decision
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.config import ModelConfig
 from pkvchat.models.decoder import Decoder
+from pkvchat.models.random_weights import RandomCheckpoint
 from pkvchat.models.weights import WeightReader
 
 CPU = torch.device("cpu")
@@ -39,40 +40,11 @@ SHAPE = AttentionShape(
 )
 
 
-class RandomCheckpoint:
-    """Implements Checkpoint with seeded normal weights."""
+class LoudCheckpoint(RandomCheckpoint):
+    """With weights so large that the next token depends on each of them and on all tokens before.
 
-    path = Path("random")
-    config = CONFIG
-
-    def __init__(self, config: ModelConfig) -> None:
-        hidden, ffn = config.hidden_size, config.intermediate_size
-        q = config.num_qo_heads * config.head_dim
-        kv = config.num_kv_heads * config.head_dim
-        block = {
-            "attn_norm": (hidden,),
-            "attn_q": (q, hidden),
-            "attn_k": (kv, hidden),
-            "attn_v": (kv, hidden),
-            "attn_output": (hidden, q),
-            "ffn_norm": (hidden,),
-            "ffn_gate": (ffn, hidden),
-            "ffn_up": (ffn, hidden),
-            "ffn_down": (hidden, ffn),
-        }
-        self.shapes: dict[str, tuple[int, ...]] = {
-            "token_embd.weight": (config.vocab_size, hidden),
-            "output_norm.weight": (hidden,),
-        }
-        for layer in range(config.num_layers):
-            for name, shape in block.items():
-                self.shapes[f"blk.{layer}.{name}.weight"] = shape
-
-    def nbytes(self, name: str) -> int:
-        return 4 * torch.Size(self.shapes[name]).numel()
-
-    def quantised(self, name: str) -> None:
-        return None
+    Equal whatever order they are read in.
+    """
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
         seed = sum(name.encode())
@@ -83,7 +55,7 @@ class RandomCheckpoint:
 @pytest.fixture(scope="session")
 def model() -> CausalLM:
     reader = WeightReader(
-        RandomCheckpoint(CONFIG),
+        LoudCheckpoint(CONFIG, "bf16", CPU),
         CPU,
         torch.float32,
         LinearTypes.uniform(torch.float32),
