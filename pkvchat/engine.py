@@ -52,6 +52,8 @@ class StepOutput:
 
 
 class Engine:
+    """Chats by id: submit, stop, fork and close them, and call ``step`` while not ``idle``."""
+
     def __init__(
         self,
         model: CausalLM,
@@ -60,6 +62,7 @@ class Engine:
         num_pages: int,
         context: int,
     ) -> None:
+        """num_pages: of the KV cache, the scratch page among them. context: tokens of a chat."""
         self.context = context
         self.pool = PagePool(num_pages)
         self.scheduler = Scheduler(self.pool, shape.page_size)

@@ -63,7 +63,7 @@ class SetPolicy:
 
 @dataclass(frozen=True)
 class Shutdown:
-    pass
+    """End the engine."""
 
 
 Command = Submit | Stop | Close | Fork | SetPolicy | Shutdown
@@ -157,6 +157,8 @@ class Notice:
 
 @dataclass(frozen=True)
 class PolicyChanged:
+    """The answer to SetPolicy."""
+
     name: str
 
 

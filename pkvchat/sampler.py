@@ -12,6 +12,8 @@ from .sequence import Answer, Sequence
 
 
 class Sampler:
+    """Between ``begin`` and ``forget`` a chat has its generator."""
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._generators: dict[str, torch.Generator] = {}
@@ -23,7 +25,10 @@ class Sampler:
         self._generators.pop(chat_id, None)
 
     def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
-        """logits: [R, vocab_size] float32, one row per sequence; changed in place by penalties."""
+        """logits: [R, vocab_size] float32, one row per sequence; penalties change it in place.
+
+        Returns R token ids.
+        """
         answers = [s.answer for s in sequences]
         for row, seq in enumerate(sequences):
             if seq.answer is not None and seq.answer.params.repeat_penalty != 1.0:

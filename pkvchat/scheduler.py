@@ -29,6 +29,8 @@ class Schedule:
 
 
 class Scheduler:
+    """All chats' sequences, with an answer under way or not, over one pool of pages."""
+
     def __init__(self, pool: PagePool, page_size: int) -> None:
         self.pool = pool
         self.page_size = page_size
