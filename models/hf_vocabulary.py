@@ -68,7 +68,10 @@ def _token_text(entry: Any) -> str:
 
 def _template(folder: Path, settings: dict[str, Any]) -> str:
     if (path := folder / "chat_template.jinja").exists():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path}: cannot be read: {error}; fetch it again") from error
     entry = settings.get("chat_template") or ""
     named = entry if isinstance(entry, list) else []  # several, each with a name
     for item in named:

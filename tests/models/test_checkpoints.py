@@ -332,6 +332,12 @@ def test_stop_ids_and_template(folder: Path) -> None:
     )
 
 
+def test_a_chat_template_that_is_not_text(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes(b"{{ \xff }}")
+    with pytest.raises(ModelError, match=r"chat_template.jinja: cannot be read: .*0xff"):
+        load(folder)
+
+
 def silent(stage: str, done: int, total: int) -> None:
     pass
 
