@@ -133,3 +133,4 @@ class Session:
             if tab.busy:
                 tab.interrupted("died")
                 self._app.note(tab, f"{why}. Nothing is lost; Ctrl+R restarts the engine.")
+                tab.ask_next()  # so that it goes out after the restart

@@ -62,13 +62,9 @@ class Tab:
     # --- what a person does -------------------------------------------------------------------
 
     def ask(self, prompt: str) -> bool:
-        """Add a prompt. False: an answer runs, so it waits its turn."""
-        message = self.chat.add("user", prompt)
-        if self.busy:
-            message.queued = True
-            return False
-        self._begin()
-        return True
+        """Add a prompt behind those that wait. False: an answer runs, so it waits its turn."""
+        self.chat.add("user", prompt).queued = True
+        return self.ask_next()
 
     def ask_next(self) -> bool:
         """Start on the oldest queued prompt, if there is one."""

@@ -46,6 +46,17 @@ def test_a_prompt_sent_while_an_answer_runs_waits() -> None:
     assert texts(tab) == [("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "")]
 
 
+def test_prompts_are_answered_in_the_order_they_were_sent() -> None:
+    """Also where one waits and nothing runs, as in a chat that was restored."""
+    tab = asked("one")
+    tab.ask("two")
+    tab.apply(Delta(tab.chat.id, "1", 1))
+    tab.interrupted("died")
+    assert tab.ask("three")
+    assert [m.content for m in tab.conversation()] == ["one", "1", "two"]
+    assert [m.text for m in tab.queued] == ["three"]
+
+
 def test_a_refused_prompt_comes_back() -> None:
     tab = asked("much too long")
     assert tab.apply(Failed(tab.chat.id, "9,000 tokens, 808 over the limit")) == "much too long"
