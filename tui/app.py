@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import time
 from collections.abc import Callable
 from typing import ClassVar
@@ -99,6 +101,8 @@ class ChatApp(App[int]):
     def on_mount(self) -> None:
         self._pulse = self.set_interval(_PULSE_S, self._on_pulse)
         self.theme_changed_signal.subscribe(self, lambda _: self._recolour())
+        for stop in (signal.SIGTERM, signal.SIGHUP):  # leave in order: chats saved, terminal reset
+            asyncio.get_running_loop().add_signal_handler(stop, self.exit, 128 + stop)
         self.composer.focus()
         self.lay_out()
         self.session.start()
@@ -164,7 +168,7 @@ class ChatApp(App[int]):
             self._pulse.pause()
 
     def _draw_status(self) -> None:
-        typed = len(self.composer.text)
+        typed = len(self.composer.full_text)
         state, style = describe(self.tab, self.session, typed, self.status.palette)
         self.status.show(state, style, self._hints())
 

@@ -96,3 +96,20 @@ def test_a_session_from_first_prompt_to_restart(terminal: Terminal) -> None:
         terminal.shows(kept)
     terminal.keys("C-q")
     terminal.until(lambda: not terminal.tmux("list-sessions"))
+
+
+def test_a_terminated_program_resets_the_terminal_and_keeps_the_draft(terminal: Terminal) -> None:
+    shell = f"{sys.executable} -m pkvchat; echo left with $?; stty; read line"
+    terminal.tmux("new-session", "-d", "-x", "120", "-y", "40", shell)
+    terminal.shows("Ask anything")
+    pane = int(terminal.tmux("list-panes", "-F", "#{pane_pid}"))
+    (program,) = psutil.Process(pane).children()
+    terminal.keys("typed just now")
+    terminal.shows("typed just now")
+    program.terminate()
+    terminal.shows("left with 143")
+    assert "-icanon" not in terminal.screen()
+    terminal.keys("Enter")
+    terminal.until(lambda: not terminal.tmux("list-sessions"))
+    terminal.start()
+    terminal.shows("typed just now")
