@@ -60,6 +60,8 @@ def _local(path: Path) -> Path:
             if firsts
             else f"{path}: holds neither config.json nor a .gguf file"
         )
+    if not path.is_dir() and not path.is_file():  # reading a pipe or a device might never end
+        raise ModelError(f"{path}: is neither a .gguf file nor a safetensors folder: give one")
     if path.suffix == ".safetensors":
         return path.parent
     if (part := PART.search(path.name)) and int(part[1]) != 1:

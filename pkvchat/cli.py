@@ -14,7 +14,7 @@ from pkvchat.models.errors import ModelError
 
 from . import __version__
 from .errors import ChatError, UsageError
-from .options import EngineOptions
+from .options import MAX_PROMPT, EngineOptions
 from .sampling import SamplingParams
 from .settings import RULES, Rule, Settings, load_settings
 
@@ -141,9 +141,12 @@ def _prompt(args: argparse.Namespace) -> str | None:
 
 def _read(name: str) -> str:
     try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        with sys.stdin.buffer if name == "-" else Path(name).open("rb") as file:
+            raw = file.read(MAX_PROMPT + 1)
     except OSError as error:
         raise ChatError(f"cannot read the prompt file {name}: {error.strerror}") from error
+    if len(raw) > MAX_PROMPT:
+        raise ChatError(f"the prompt file {name} has more than {MAX_PROMPT} bytes: shorten it")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_PROMPT = 1 << 24  # bytes: more than any context holds, and little memory
+
 
 @dataclass(frozen=True)
 class EngineOptions:

@@ -9,7 +9,7 @@ from types import FrameType
 
 from .errors import ChatError, startup_errors
 from .messages import ChatMessage, Delta, Event, Failed, Finished, Notice, Stop, Submit
-from .options import EngineOptions
+from .options import MAX_PROMPT, EngineOptions
 from .progress import ProgressLine
 from .sampling import SamplingParams
 from .service import ChatService
@@ -67,10 +67,12 @@ def _prompts() -> Iterator[str]:
         if asking:
             sys.stderr.write("> ")
             sys.stderr.flush()
-        raw = sys.stdin.buffer.readline()
+        raw = sys.stdin.buffer.readline(MAX_PROMPT + 1)
         if not raw:
             return
         number += 1
+        if len(raw) > MAX_PROMPT:
+            raise ChatError(f"line {number} has more than {MAX_PROMPT} bytes: shorten it")
         try:
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -58,11 +58,13 @@ def import_chat(path: Path) -> Chat:
 
     Raises ChatError where the file is none of these.
     """
+    if path.exists() and not path.is_file():  # reading a pipe or a device might never end
+        raise ChatError(f"cannot read {path}: it is no file")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ChatError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ChatError(f"{path} is not JSON: {error}") from error
     fields = data if isinstance(data, dict) else {"messages": data}
     entries = fields.get("messages")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -349,6 +350,9 @@ def test_resolve_paths(folder: Path, gguf_with: Callable[..., Path], tmp_path: P
     other.mkdir()
     with pytest.raises(ModelError, match=r"neither config.json nor a .gguf file"):
         resolve(str(other), silent)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelError, match=r"pipe: is neither a .gguf file nor a safetensors folder"):
+        resolve(str(tmp_path / "pipe"), silent)
     gguf = gguf_with(lambda entries, tensors: None).rename(other / "a.gguf")
     (other / "mmproj-a.gguf").touch()
     assert resolve(str(other), silent).path == gguf

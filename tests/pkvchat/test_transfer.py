@@ -74,6 +74,7 @@ def test_common_message_lists_are_taken(tmp_path: Path, data: object) -> None:
         '[{"role": "robot", "content": "x"}]',
         '[{"role": "user"}]',
         '"text"',
+        "[" * 100_000,
         "null",
         '{"format": "pkvchat-chat-1", "messages": [{"role": "note"}]}',
     ],
@@ -84,6 +85,11 @@ def test_anything_else_is_refused_in_one_line(tmp_path: Path, text: str) -> None
     with pytest.raises(ChatError) as error:
         import_chat(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_device_is_not_read() -> None:
+    with pytest.raises(ChatError, match="it is no file"):
+        import_chat(Path("/dev/zero"))
 
 
 def test_an_export_never_overwrites(tmp_path: Path) -> None:
