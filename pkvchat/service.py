@@ -53,11 +53,11 @@ class ChatService:
     """
 
     def __init__(self, options: EngineOptions, progress: Progress) -> None:
+        self._steps = StepWriter(options.steps_path) if options.steps_path else None
         self._started = start_engine(options, progress)
         self.ready = self._started.ready
         self._engine = self._started.engine
         self._streams: dict[str, _Stream] = {}
-        self._steps = StepWriter(options.steps_path) if options.steps_path else None
 
     @property
     def idle(self) -> bool:

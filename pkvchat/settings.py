@@ -17,6 +17,7 @@ The file is TOML in the user's config directory. Its keys are the fields of ``En
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -128,7 +129,7 @@ RULES: dict[str, Rule] = {
     "page_size": Rule(int, "16, 32 or 64", lambda v: v in (16, 32, 64)),
     "kv_memory": SizeRule(str, "a number of bytes, or a size such as 512M or 2G"),
     "policy": Rule(str, "a policy's name", bool),
-    "threads": _whole(0, 1024),
+    "threads": _whole(0, os.cpu_count() or 1),
     "temperature": _number(0),
     "top_k": _whole(0),
     "top_p": _number(0, 1),
@@ -136,7 +137,7 @@ RULES: dict[str, Rule] = {
     "repeat_penalty": Rule(float, "a number above 0", lambda v: math.isfinite(v) and v > 0),
     "repeat_last_n": _whole(-1),
     "seed": _whole(0, 2**63 - 1),
-    "max_tokens": _whole(-1),
+    "max_tokens": Rule(int, "a whole number of at least 1, or -1", lambda v: v >= 1 or v == -1),
     "system_prompt": _TEXT,
     "theme": _TEXT,
 }

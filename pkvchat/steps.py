@@ -27,10 +27,16 @@ class StepRecord:
 
 
 class StepWriter:
-    """Writes one JSON object a line to ``path``. Raises OSError where that cannot be written."""
+    """Writes one JSON object a line to ``path``. Raises ValueError where that cannot be opened,
+    OSError where a line cannot be written."""
 
     def __init__(self, path: str) -> None:
-        self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        try:
+            self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        except OSError as error:
+            raise ValueError(
+                f"--steps: cannot write {path}: {error.strerror}; name a file that can be written"
+            ) from error
 
     def write(self, record: StepRecord) -> None:
         self._file.write(json.dumps(asdict(record)) + "\n")

@@ -53,6 +53,8 @@ def test_arguments_are_read_without_torch():
         (["hello"], "invalid choice: 'hello'"),
         (["-n"], "-n/--predict/--n-predict: expected one argument"),
         (["--temp", "hot"], "--temp: 'hot' must be a number of at least 0"),
+        (["-n", "0"], "'0' must be a whole number of at least 1, or -1"),
+        (["--threads", "100000"], "--threads: '100000' must be a whole number from 0 to"),
         (["--temp", "-1"], "--temp: '-1' must be a number of at least 0"),
         (["--top-p", "1.5"], "--top-p: '1.5' must be a number from 0 to 1"),
         (["--top-k", "2.5"], "--top-k: '2.5' must be a whole number"),
@@ -86,6 +88,7 @@ def test_a_prompt_that_is_not_utf8(run_cli, tmp_path):
 
 def test_a_prompt_file_that_is_missing_or_empty(run_cli, tmp_path):
     assert_refused(run_cli("-f", tmp_path / "none.txt"), 1, "none.txt: No such file or directory")
+    assert_refused(run_cli("-f", "/dev/zero"), 1, "/dev/zero has more than 16777216 bytes")
     (tmp_path / "empty.txt").write_text("\n")
     assert_refused(run_cli("-f", tmp_path / "empty.txt"), 2, "empty.txt is empty")
 

@@ -129,6 +129,15 @@ def test_a_model_that_is_not_there(run_cli, tmp_path):
     assert done.stderr.splitlines()[-1].startswith("pkvchat: ")
 
 
+def test_a_log_that_cannot_be_written_is_told_before_anything_is_loaded(run_cli, tmp_path):
+    done = run_cli("-p", "hi", "--steps", tmp_path / "none" / "steps.jsonl")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"pkvchat: --steps: cannot write {tmp_path}/none/steps.jsonl: No such file or directory; "
+        "name a file that can be written\n"
+    )
+
+
 def test_progress_on_a_terminal_is_one_line_that_goes_away():
     terminal = io.StringIO()
     terminal.isatty = lambda: True

@@ -22,7 +22,7 @@ context = 4096
 kv_memory = "1.5G"
 page_size = 32
 policy = "forced-sdpa"
-threads = 2
+threads = 1
 system_prompt = "Be brief."
 theme = "nord"
 
@@ -61,7 +61,7 @@ def test_every_value_arrives(tmp_path):
             page_size=32,
             kv_memory=3 << 29,
             policy="forced-sdpa",
-            threads=2,
+            threads=1,
         ),
         sampling=SamplingParams(0.0, 20, 0.9, 0.1, 1.1, -1, 7, 100),
         system_prompt="Be brief.",
