@@ -272,9 +272,8 @@ async def test_every_window_size_works(
         engine.say(ready)
         await send(pilot, "hello")
         await settle(pilot, lambda: app.tab.chat.messages and not app.tab.busy)
-        await pilot.pause(0.2)
         if size != (12, 4):
-            assert "END" in screen_text(app)
+            await settle(pilot, lambda: "END" in screen_text(app))
             assert app.panel.display is (size[1] >= 14)
         for other in [(120, 40), (40, 10), size]:
             await pilot.resize_terminal(*other)
@@ -306,7 +305,7 @@ async def test_hidden_chats_and_steps_draw_no_transcript(
         await pilot.press("ctrl+t")
         await settle(pilot, lambda: engine.submits())
         chat = engine.submits()[0].chat_id
-        await pilot.pause(0.2)
+        await settle(pilot, lambda: not app._frame_due)
         drawn: list[int] = []
         update = app.transcript.update
         app.transcript.update = lambda: (drawn.append(1), update())  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
 import pytest
 
-from pkvchat.tui.pace import FASTEST_S, SHARE, SLOWEST_S, Pace
+from pkvchat.tui.pace import FASTEST_S, SHARE, SLOWEST_S, SOON_S, Pace
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,12 @@ from pkvchat.tui.pace import FASTEST_S, SHARE, SLOWEST_S, Pace
 def test_a_frame_waits_until_drawing_keeps_to_its_share(
     cores: int, frame_s: float, delay: float
 ) -> None:
-    now = 7.0
-    pace = Pace(cores, clock=lambda: now)
-    now += frame_s
+    used, now = 7.0, 100.0
+    pace = Pace(cores, processor=lambda: used, clock=lambda: now)
+    used += frame_s
     assert pace.delay() == pytest.approx(delay)
-    assert pace.delay() == FASTEST_S  # nothing was used since
+    now += delay
+    assert pace.delay() == pytest.approx(FASTEST_S)  # nothing was used since
+    now += 2 * SLOWEST_S
+    used += 1
+    assert pace.delay() == pytest.approx(SOON_S)  # the last frame is long ago
