@@ -24,7 +24,7 @@ def read_json(path: Path, *, needed: bool = False) -> dict[str, Any]:
         raise ModelError(
             f"{path}: cannot be read: {error.strerror}; fetch the model again"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not JSON ({error}); fetch it again") from error
     if not isinstance(data, dict):
         raise ModelError(f"{path}: holds no JSON object; fetch it again")

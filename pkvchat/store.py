@@ -228,14 +228,13 @@ class ChatStore:
 
     def find(self, words: str, limit: int = 200) -> list[Found]:
         """Saved chats that hold ``words`` in title or text, the newest first; "" finds all."""
-        pattern = "%" + "".join(f"\\{c}" if c in "\\%_" else c for c in words) + "%"
         rows = self._db.execute(
             "SELECT c.id, c.title, c.updated, c.tab IS NOT NULL, ("
             "  SELECT v.text FROM messages m JOIN versions v ON v.message_id = m.id"
-            "  WHERE m.chat_id = c.id AND v.text LIKE ?1 ESCAPE '\\' LIMIT 1) AS hit "
-            "FROM chats c WHERE hit IS NOT NULL OR c.title LIKE ?1 ESCAPE '\\' "
+            "  WHERE m.chat_id = c.id AND instr(lower(v.text), lower(?1)) LIMIT 1) AS hit "
+            "FROM chats c WHERE hit IS NOT NULL OR instr(lower(c.title), lower(?1)) "
             "ORDER BY c.updated DESC LIMIT ?2",
-            (pattern, limit),
+            (_utf8(words), limit),
         )
         return [
             Found(id, title, updated, bool(is_open), _snippet(hit or "", words))

@@ -223,6 +223,7 @@ def test_unknown_architectures(gguf_with: Callable[..., Path], folder: Path) -> 
     [
         (None, "config.json: cannot be read"),
         ("{not json", "config.json: not JSON"),
+        ("[" * 100_000, "config.json: not JSON"),
         ("[]", "config.json: holds no JSON object"),
         ({"hidden_size": None}, "'hidden_size' is missing"),
         ({"hidden_size": "32"}, "'hidden_size' is '32', not of type int"),

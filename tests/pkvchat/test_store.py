@@ -136,6 +136,14 @@ def test_search_takes_words_as_they_are(path: Path, words: str) -> None:
     assert words.lower() in found.snippet
 
 
+def test_search_takes_any_text(path: Path) -> None:
+    store = ChatStore(path)
+    store.save(Chat(title="hit"), None)
+    assert [found.title for found in store.find("")] == ["hit"]
+    for words in ("x" * 100_000, "\udcff", "\0"):
+        assert store.find(words) == []
+
+
 WRITER = """
 import sys, time
 from pathlib import Path
