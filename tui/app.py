@@ -26,6 +26,7 @@ from .clean import one_line
 from .command import CommandError
 from .composer import Composer
 from .dialogs import AskLine
+from .driver import Utf8Driver
 from .link import EngineEvents
 from .pace import Pace
 from .palette import CALM_DARK, CALM_LIGHT, THEME_NAMES, Palette
@@ -59,7 +60,7 @@ class ChatApp(App[int]):
         settings: Settings,
         store: ChatStore | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(driver_class=Utf8Driver)
         for theme in (CALM_DARK, CALM_LIGHT):
             self.register_theme(theme)
         self.theme = THEME_NAMES.get(settings.theme or "dark", settings.theme)
@@ -102,7 +103,7 @@ class ChatApp(App[int]):
         self._pulse = self.set_interval(_PULSE_S, self._on_pulse)
         self.theme_changed_signal.subscribe(self, lambda _: self._recolour())
         for stop in (signal.SIGTERM, signal.SIGHUP):  # leave in order: chats saved, terminal reset
-            asyncio.get_running_loop().add_signal_handler(stop, self.exit, 128 + stop)
+            asyncio.get_running_loop().add_signal_handler(stop, self.exit, None, 128 + stop)
         self.composer.focus()
         self.lay_out()
         self.session.start()
@@ -363,7 +364,8 @@ def run(options: EngineOptions, params: SamplingParams, settings: Settings) -> i
     client.start()  # before Textual takes standard error, which multiprocessing passes on
     if note:
         app.call_later(app.notify, note, severity="warning", markup=False, timeout=10)
-    return app.run() or 0
+    app.run()
+    return app.return_code or 0
 
 
 def _open_store() -> tuple[ChatStore | None, str]:

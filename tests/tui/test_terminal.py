@@ -104,6 +104,8 @@ def test_a_terminated_program_resets_the_terminal_and_keeps_the_draft(terminal: 
     terminal.shows("Ask anything")
     pane = int(terminal.tmux("list-panes", "-F", "#{pane_pid}"))
     (program,) = psutil.Process(pane).children()
+    terminal.keys("-H", "ff")
+    terminal.shows("byte 0xff")
     terminal.keys("typed just now")
     terminal.shows("typed just now")
     program.terminate()
