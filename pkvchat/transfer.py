@@ -105,8 +105,8 @@ def _content(content: object) -> str | None:
     """Text, or the text of OpenAI-style content parts."""
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]
-        return "\n".join(text for text in texts if isinstance(text, str))
-    return content if isinstance(content, str) else None
+        return _text("\n".join(text for text in texts if isinstance(text, str)))
+    return _text(content) if isinstance(content, str) else None
 
 
 def _versions(entries: object) -> list[Version]:
@@ -120,4 +120,5 @@ def _versions(entries: object) -> list[Version]:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    """Without halves of surrogate pairs: JSON can write them, but no tokenizer reads them."""
+    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else ""

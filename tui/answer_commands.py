@@ -153,6 +153,8 @@ def _read_files(app: ChatApp, paths: list[Path]) -> None:
         raise CommandError("no file is named so here")
     parts = []
     for path in paths:
+        if path.exists() and not path.is_file():  # reading a pipe or a device might never end
+            raise CommandError(f"cannot read {path}: it is no file")
         try:
             if path.stat().st_size > _READ_LIMIT:
                 raise CommandError(f"{path} has more than {_READ_LIMIT:,} bytes")

@@ -87,6 +87,12 @@ def test_anything_else_is_refused_in_one_line(tmp_path: Path, text: str) -> None
     assert "\n" not in str(error.value)
 
 
+def test_halves_of_surrogate_pairs_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "in.json"
+    path.write_text(r'[{"role": "user", "content": "a\udcffb \ud83d\ude00"}]', encoding="utf-8")
+    assert import_chat(path).messages[0].text == "a?b 😀"
+
+
 def test_a_device_is_not_read() -> None:
     with pytest.raises(ChatError, match="it is no file"):
         import_chat(Path("/dev/zero"))

@@ -211,6 +211,7 @@ async def test_slash_commands_are_run_and_never_sent(
         "/set warmth 9",
         "/set temp hot",
         "/read no-such-file",
+        "/read /dev/zero",
         "/export",
         "/load x",
         "/model",
