@@ -112,6 +112,7 @@ class ChatStore:
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, isolation_level=None, timeout=5)
+        db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one bad byte costs one byte
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA foreign_keys = ON")
@@ -189,9 +190,15 @@ class ChatStore:
     # --- reading ------------------------------------------------------------------------------
 
     def open_chats(self) -> list[Chat]:
-        """The chats that were open in tabs, in their order."""
-        rows = self._db.execute("SELECT id FROM chats WHERE tab IS NOT NULL ORDER BY tab")
-        return [self.load(chat_id) for (chat_id,) in rows.fetchall()]
+        """The chats that were open in tabs, in their order. Raises ChatError."""
+        try:
+            rows = self._db.execute("SELECT id FROM chats WHERE tab IS NOT NULL ORDER BY tab")
+            return [self.load(chat_id) for (chat_id,) in rows.fetchall()]
+        except sqlite3.Error as error:
+            raise ChatError(
+                f"{self.path} cannot be read: {error}; move it away to start afresh, "
+                "or save what it holds with sqlite3's .recover"
+            ) from error
 
     def load(self, chat_id: str) -> Chat:
         """A chat as it was saved; an answer that was still running ends with reason "quit".

@@ -136,6 +136,22 @@ def test_search_takes_words_as_they_are(path: Path, words: str) -> None:
     assert words.lower() in found.snippet
 
 
+def test_bytes_that_rot_inside_the_file(path: Path) -> None:
+    store = ChatStore(path)
+    for place in range(20):
+        chat = Chat(title="long")
+        chat.add("user", "x" * 3000)
+        store.save(chat, place)
+    store.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"xxx", b"xx\xff", 1))
+    (bad,) = {chat.messages[0].text for chat in ChatStore(path).open_chats()} - {"x" * 3000}
+    assert bad == "xx\ufffd" + "x" * 2997
+    path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
+    with pytest.raises(ChatError, match=r"cannot be read: .*malformed; move it away"):
+        ChatStore(path).open_chats()
+
+
 def test_search_takes_any_text(path: Path) -> None:
     store = ChatStore(path)
     store.save(Chat(title="hit"), None)
