@@ -190,7 +190,7 @@ def machine_is_busy() -> bool:
 class Calibrator:
     """Loads records, or measures and saves them.
 
-    What is measured while the machine is busy is used, but not kept for the next start.
+    What strategies cost while the machine is busy is used, but not kept for the next start.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Calibrator:
         types = self._load("types", key, DeviceTypes.from_json)
         if types is None:
             types = measure_types(self.progress)
-            self._save("types", key, types.to_json())
+            self.store.save("types", key, types.to_json())  # of one thread's own time
         return types
 
     def costs(self, shape: AttentionShape, available: Sequence[str]) -> Calibration:

@@ -33,7 +33,6 @@ SHAPES = {
     ),
 }
 QUANTS = ("bf16", "Q8_0", "Q4_K_M")
-_STDDEV = 0.02
 
 
 def random_model(
@@ -67,7 +66,10 @@ def num_parameters(shape: str) -> int:
 
 
 class RandomCheckpoint:
-    """Implements Checkpoint; what a GGUF file of this shape would hold, made on ``device``."""
+    """Implements Checkpoint; what a GGUF file of this shape would hold, made on ``device``.
+
+    A matrix's standard deviation is 1 / sqrt(width): products neither grow nor vanish.
+    """
 
     def __init__(self, config: ModelConfig, quant: str, device: torch.device) -> None:
         self.path = Path(f"random {config.architecture}")
@@ -92,7 +94,7 @@ class RandomCheckpoint:
         random, size = self._random, (rows, width // block, block_bytes)
         raw = torch.randint(0, 256, size, dtype=torch.uint8, device=random.device, generator=random)
         for start, scale in _SCALES[kind].items():
-            half = torch.tensor([scale], dtype=torch.float16).view(torch.uint8)
+            half = torch.tensor([scale * width**-0.5], dtype=torch.float16).view(torch.uint8)
             raw[..., start : start + 2] = half.to(raw.device)
         return kind, raw.flatten(1)
 
@@ -100,7 +102,7 @@ class RandomCheckpoint:
         if len(self.shapes[name]) == 1:
             out.fill_(1.0)
         else:
-            out.normal_(std=_STDDEV, generator=self._random)
+            out.normal_(std=self.shapes[name][1] ** -0.5, generator=self._random)
 
     def _type(self, name: str) -> str:
         """GGUF's type of a tensor. Q4_K_M's mix is llama.cpp's: more bits where it pays."""
@@ -120,11 +122,11 @@ class RandomCheckpoint:
 
 
 # Bytes of a block that hold an fp16 scale, and the value at which random bits elsewhere give
-# weights of standard deviation _STDDEV around zero.
+# weights of standard deviation 1 around zero.
 _SCALES = {
-    "Q8_0": {0: _STDDEV / 74},
-    "Q4_K": {0: _STDDEV / 250, 2: 7.5 * _STDDEV / 250},
-    "Q6_K": {208: _STDDEV / 1365},
+    "Q8_0": {0: 1 / 74},
+    "Q4_K": {0: 1 / 250, 2: 7.5 / 250},
+    "Q6_K": {208: 1 / 1365},
 }
 
 
