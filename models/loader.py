@@ -24,13 +24,14 @@ from .weights import Checkpoint, Progress, WeightReader
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """num_parameters: elements of all tensors. stop_ids: tokens that end an answer.
-    notes: what a person should know, one line each.
+    """num_parameters: elements of all tensors. packed: quant types that products read as they are.
+    stop_ids: tokens that end an answer. notes: what a person should know, one line each.
     """
 
     name: str
     model: CausalLM
     num_parameters: int
+    packed: tuple[str, ...]
     tokenizer: Tokenizer
     template: ChatTemplate
     stop_ids: frozenset[int]
@@ -88,6 +89,7 @@ def load_model(
         name=name or path.stem,
         model=model,
         num_parameters=sum(math.prod(shape) for shape in checkpoint.shapes.values()),
+        packed=tuple(sorted(reader.packed)),
         tokenizer=tokenizer,
         template=template,
         stop_ids=vocabulary.stop_ids,

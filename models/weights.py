@@ -83,6 +83,7 @@ class WeightReader:
         self._total = sum(checkpoint.nbytes(name) for name in checkpoint.shapes)
         self._done = 0
         self._taken: set[str] = set()
+        self.packed: set[str] = set()  # quant types that products read as they are
         self._widened: set[str] = set()  # quant types that had to be dequantised
 
     @property
@@ -160,6 +161,7 @@ class WeightReader:
             return []
         for name in matrices:
             self._count(name, self.checkpoint.nbytes(name))
+        self.packed |= {kind for kind, _ in found}
         return found
 
     def experts(self, name: str, count: int, rows: int, width: int) -> Sequence[Product]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import tempfile
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -29,6 +30,7 @@ class EngineClient:
 
     def start(self) -> None:
         """Start the process; events (Loading, then Ready or Failed) follow."""
+        self.log_path.parent.mkdir(mode=0o700, exist_ok=True)
         ours, theirs = _SPAWN.Pipe()
         self._process = _SPAWN.Process(
             target=main,
@@ -89,6 +91,8 @@ class EngineClient:
             if process.is_alive():
                 process.kill()
                 process.join()
+            if process.exitcode == 0:  # else the log may say why
+                shutil.rmtree(self.log_path.parent, ignore_errors=True)
         if connection is not None:
             connection.close()
 

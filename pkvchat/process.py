@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from .messages import Command, Delta, Event, Failed, Loading, Prefilled, Shutdown, Steps
 from .options import EngineOptions
 
-FLUSH_S = 1 / 30  # a frame: what comes faster goes out together
+FLUSH_S = 1 / 10  # a frame: what comes faster goes out together
 
 
 class Outbox:

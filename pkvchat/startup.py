@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -76,7 +76,7 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
     ready = Ready(
         model=loaded.name,
         device=device_name(device),
-        dtype=dtype_name(types()),
+        dtype=dtype_name(types(), loaded.packed),
         context=built.engine.context,
         pages_total=built.engine.pool.capacity,
         page_size=options.page_size,
@@ -159,8 +159,8 @@ def device_name(device: torch.device) -> str:
     return f"cpu, {torch.get_num_threads()} threads"
 
 
-def dtype_name(types: DeviceTypes) -> str:
-    """For a person: "bf16", or "f16 weights, bf16 KV" where they differ."""
+def dtype_name(types: DeviceTypes, packed: Sequence[str]) -> str:
+    """For a person: "bf16", or "Q4_1 weights, f16 KV" where they differ. packed: quant types."""
     short = {dtype: name for name, dtype in DTYPES.items()}
-    weight, kv = short[types.linear.weight], short[types.kv]
+    weight, kv = "/".join(packed) or short[types.linear.weight], short[types.kv]
     return weight if weight == kv else f"{weight} weights, {kv} KV"

@@ -77,10 +77,16 @@ def test_a_process_loads_answers_dies_and_comes_back(client: EngineClient) -> No
     assert not client.send(Submit("a", HELLO, SHORT))
     assert client.events(timeout=0) == []
 
+    assert client.log_path.exists()  # it may say why
     client.restart()
     client.send(Submit("a", HELLO, SHORT))  # queued while it loads
     events = until(client, Finished)
     assert "".join(e.text for e in events if isinstance(e, Delta)) == texts["a"]
+
+    client.restart()
+    until(client, Ready)
+    client.close()
+    assert not client.log_path.parent.exists()
 
 
 def test_a_model_that_is_not_there_is_one_line(client: EngineClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import select
 import signal
 import subprocess
 import sys
@@ -94,6 +95,17 @@ def test_ctrl_c_keeps_the_partial_answer(start):
     assert b"Traceback" not in errors
 
 
+def until_quiet(process, seconds=5.0):
+    """What the program writes until it has nothing more to say."""
+    text = b""
+    while select.select([process.stdout], [], [], seconds)[0]:
+        chunk = process.stdout.read1()
+        if not chunk:
+            break
+        text += chunk
+    return text
+
+
 def test_ctrl_c_between_lines(start):
     """The first ends the answer under way, one at the prompt ends the program."""
     process = start("--temp", "0", "-n", "2000")
@@ -101,13 +113,10 @@ def test_ctrl_c_between_lines(start):
     process.stdin.flush()
     process.stdout.read(10)
     process.send_signal(signal.SIGINT)
-    process.stdout.readline()
+    assert until_quiet(process).endswith(b"\n")
     process.stdin.write(b"Say hello.\n")
     process.stdin.flush()
-    assert process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    while process.stdout.read(1) != b"\n":
-        pass
+    assert until_quiet(process).endswith(b"\n")
     process.send_signal(signal.SIGINT)
     process.wait(timeout=60)
     assert process.returncode == 130
