@@ -129,7 +129,8 @@ class Engine:
         if num_tokens >= self.context:
             raise RequestRefused(
                 f"the prompt has {num_tokens} tokens, {num_tokens - self.context + 1} too many for "
-                f"a context of {self.context}: shorten it, or raise the limit with -c"
+                f"a context of {self.context}: shorten it, or raise -c (and --kv-memory, if that "
+                "is what limits it)"
             )
         need = self.scheduler.pages_for(num_tokens + 1)
         if need > self.pool.capacity:
