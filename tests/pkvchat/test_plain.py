@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -117,8 +118,11 @@ def test_ctrl_c_between_lines(start):
     process.stdin.write(b"Say hello.\n")
     process.stdin.flush()
     assert until_quiet(process).endswith(b"\n")
-    process.send_signal(signal.SIGINT)
-    process.wait(timeout=60)
+    for _ in range(3):  # an answer may go on in tokens without text: ending that takes one
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=20)
+            break
     assert process.returncode == 130
     assert b"Traceback" not in process.stderr.read()
 
