@@ -1,6 +1,6 @@
 """How long one layer's decode attention takes under a schedule, from a few fitted constants.
 
-PAPER.md's form, KVBytes/beta * max(1, Cmin/C) + L * lambda + MergeBytes/beta, charges an idle
+PersistentKV's form, KVBytes/beta * max(1, Cmin/C) + L * lambda + MergeBytes/beta, charges an idle
 device by a factor. Here the bytes are charged twice, as a whole and on the busiest worker, which
 is linear in the constants, so that a least-squares fit on the device finds them:
 

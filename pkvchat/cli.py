@@ -13,12 +13,11 @@ from typing import Any, NoReturn
 from pkvchat.models.errors import ModelError
 
 from . import __version__
-from .errors import ChatError, UsageError
+from .errors import INTERRUPTED, ChatError, UsageError
 from .options import MAX_PROMPT, EngineOptions
 from .sampling import SamplingParams
 from .settings import RULES, Rule, Settings, load_settings
 
-INTERRUPTED = 130  # what shells report for Ctrl+C
 BROKEN_PIPE = 141  # and for a reader that went away
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pkvchat.kernels.strategy import StrategyUnavailable
 from pkvchat.models.errors import ModelError
 
+INTERRUPTED = 130  # the exit code that shells report for Ctrl+C
+
 
 class ChatError(Exception):
     """``str(e)`` is the whole message: what is wrong, the value, what to do."""

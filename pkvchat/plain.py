@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-from .errors import ChatError, startup_errors
+from .errors import INTERRUPTED, ChatError, startup_errors
 from .messages import ChatMessage, Delta, Event, Failed, Finished, Notice, Stop, Submit
 from .options import MAX_PROMPT, EngineOptions
 from .progress import ProgressLine
@@ -16,7 +16,6 @@ from .service import ChatService
 from .settings import Settings
 
 _CHAT = "plain"
-_INTERRUPTED = 130  # what shells report for Ctrl+C
 # A model may write escape codes. They reach files and pipes as they are, a terminal as pictures.
 _PICTURES = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"} | {0x7F: 0x2421}
 
@@ -27,7 +26,7 @@ def run(settings: Settings, prompt: str | None) -> int:
     try:
         conversation = Conversation(service, settings.sampling, settings.system_prompt)
         if prompt is not None:
-            return _INTERRUPTED if conversation.answer(prompt) == "cancelled" else 0
+            return INTERRUPTED if conversation.answer(prompt) == "cancelled" else 0
         return _answer_lines(conversation)
     finally:
         service.close()
