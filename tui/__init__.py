@@ -1,11 +1,10 @@
 """The terminal app: tabs of chats over one engine process, reached only through its client.
 
 Start at ``app.py`` (the window and ``run``). ``session.py`` deals with the engine, over the thread
-of ``link.py``; ``tab.py`` is what one open chat is doing and how the engine's events change it, and
-knows no widgets; ``saver.py`` writes chats down as they change.
+of ``link.py``; ``saver.py`` writes chats down as they change.
 What a person can ask for is in ``*_commands.py``, one table (``registry.py``) for keys, slashes,
 palette and help. ``transcript.py`` draws a chat from ``turn.py``'s lines, which ``blocks.py`` makes
 of Markdown as it streams; ``composer.py`` takes prompts; ``tabstrip.py``, ``panel.py`` and
-``status.py`` are the strips around them; ``meter.py`` sums up step records.
+``status.py`` are the strips around them.
 Text from people and models is never markup here; ``clean.py`` makes it safe for a terminal.
 """

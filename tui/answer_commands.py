@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from pkvchat.chats import Message
 from pkvchat.messages import Stop
+from pkvchat.open_chat import Phase
 
 from .chat_commands import fork_at
 from .clean import typed
 from .command import Command, CommandError
-from .tab import Phase
 
 if TYPE_CHECKING:
     from .app import ChatApp

@@ -16,6 +16,7 @@ from pkvchat.chats import Chat
 from pkvchat.client import EngineClient
 from pkvchat.errors import ChatError, UsageError
 from pkvchat.messages import Close
+from pkvchat.open_chat import OpenChat
 from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
@@ -34,7 +35,6 @@ from .panel import Panel
 from .saver import Saver
 from .session import Session
 from .status import StatusLine, describe
-from .tab import Tab
 from .tabstrip import TabStrip
 from .transcript import Transcript
 
@@ -84,11 +84,11 @@ class ChatApp(App[int]):
         self._pace = Pace()
         self._around_drawn = 0.0
 
-    def fresh_tab(self) -> Tab:
-        return Tab(Chat(system=self.settings.system_prompt))
+    def fresh_tab(self) -> OpenChat:
+        return OpenChat(Chat(system=self.settings.system_prompt))
 
     @property
-    def tab(self) -> Tab:
+    def tab(self) -> OpenChat:
         return self.tabs[self.active]
 
     def compose(self) -> ComposeResult:
@@ -173,7 +173,7 @@ class ChatApp(App[int]):
         state, style = describe(self.tab, self.session, typed, self.status.palette)
         self.status.show(state, style, self._hints())
 
-    def changed(self, tab: Tab) -> None:
+    def changed(self, tab: OpenChat) -> None:
         """Draw and save a chat that something happened to."""
         if tab is self.tab:
             self._draw_soon()
@@ -220,12 +220,12 @@ class ChatApp(App[int]):
             self.session.apply(event)
         self._pulse.resume()
 
-    def note(self, tab: Tab, line: str) -> None:
+    def note(self, tab: OpenChat, line: str) -> None:
         """A line of the app's own in a chat."""
         tab.note(line)
         self.changed(tab)
 
-    def put_back(self, tab: Tab, text: str) -> None:
+    def put_back(self, tab: OpenChat, text: str) -> None:
         if tab is self.tab:
             self.composer.put_back(text)
         else:
@@ -293,7 +293,7 @@ class ChatApp(App[int]):
 
     # --- tabs ---------------------------------------------------------------------------------
 
-    def open_tab(self, tab: Tab, index: int | None = None) -> None:
+    def open_tab(self, tab: OpenChat, index: int | None = None) -> None:
         """Show a new tab, at the end or at ``index``."""
         index = len(self.tabs) if index is None else index
         self.keep_draft()
@@ -309,9 +309,9 @@ class ChatApp(App[int]):
                 self.go_to(index)
                 return
         if self.saver.store is not None:
-            self.open_tab(Tab(self.saver.store.load(chat_id)))
+            self.open_tab(OpenChat(self.saver.store.load(chat_id)))
 
-    def remove_tab(self, tab: Tab) -> None:
+    def remove_tab(self, tab: OpenChat) -> None:
         """Take a tab away; the last one leaves a fresh one behind."""
         self.session.client.send(Close(tab.chat.id))
         tab.interrupted("cancelled")

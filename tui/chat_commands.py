@@ -11,12 +11,12 @@ from textual.command import CommandPalette
 from pkvchat.chats import Chat
 from pkvchat.errors import ChatError
 from pkvchat.messages import Fork
+from pkvchat.open_chat import OpenChat
 from pkvchat.transfer import export_chat, import_chat
 
 from .clean import one_line
 from .command import Command, CommandError
 from .providers import ChatProvider
-from .tab import Tab
 
 if TYPE_CHECKING:
     from .app import ChatApp
@@ -39,7 +39,7 @@ def close_chat(app: ChatApp, _: str) -> None:
 def reopen_chat(app: ChatApp, _: str) -> None:
     if not app.closed:
         raise CommandError("no chat was closed since the start; Ctrl+O finds earlier ones")
-    app.open_tab(Tab(app.closed.pop()))
+    app.open_tab(OpenChat(app.closed.pop()))
 
 
 def clear_chat(app: ChatApp, _: str) -> None:
@@ -72,7 +72,7 @@ def rename_chat(app: ChatApp, title: str) -> None:
         app.ask("Title", tab.chat.title, partial(set_title, app, tab))
 
 
-def set_title(app: ChatApp, tab: Tab, title: str) -> None:
+def set_title(app: ChatApp, tab: OpenChat, title: str) -> None:
     tab.chat.title = one_line(title)
     app.saver.soon(tab)
     app.draw_around()
@@ -88,11 +88,11 @@ def fork_chat(app: ChatApp, _: str) -> None:
     fork_at(app, len(app.tab.chat.messages) if cursor is None else cursor + 1, "fork")
 
 
-def fork_at(app: ChatApp, end: int, kind: str) -> Tab:
+def fork_at(app: ChatApp, end: int, kind: str) -> OpenChat:
     source = app.tab
     if not source.chat.messages:
         raise CommandError("there is nothing to fork yet")
-    tab = Tab(source.chat.fork(end, kind))
+    tab = OpenChat(source.chat.fork(end, kind))
     app.session.client.send(Fork(source.chat.id, tab.chat.id))
     app.open_tab(tab)
     return tab
@@ -138,7 +138,7 @@ def load(app: ChatApp, name: str) -> None:
         chat: Chat = import_chat(Path(name).expanduser())
     except ChatError as error:
         raise CommandError(str(error)) from error
-    app.open_tab(Tab(chat))
+    app.open_tab(OpenChat(chat))
 
 
 COMMANDS = (

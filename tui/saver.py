@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pkvchat.errors import ChatError
+from pkvchat.open_chat import OpenChat
 from pkvchat.store import ChatStore
-
-from .tab import Tab
 
 if TYPE_CHECKING:
     from .app import ChatApp
@@ -21,16 +20,16 @@ class Saver:
     def __init__(self, app: ChatApp, store: ChatStore | None) -> None:
         self.store = store
         self._app = app
-        self._unsaved: set[Tab] = set()
+        self._unsaved: set[OpenChat] = set()
         self._due = False
 
-    def saved_tabs(self) -> list[Tab]:
+    def saved_tabs(self) -> list[OpenChat]:
         """The tabs as they were left, unless another running pkvchat shows them."""
         if self.store is None or not self.store.owns_tabs:
             return []
-        return [Tab(chat) for chat in self.store.open_chats()]
+        return [OpenChat(chat) for chat in self.store.open_chats()]
 
-    def soon(self, *tabs: Tab) -> None:
+    def soon(self, *tabs: OpenChat) -> None:
         """Write within a second."""
         self._unsaved.update(tabs)
         if self.store is not None and not self._due:
@@ -45,7 +44,7 @@ class Saver:
             if tab in unsaved:
                 self._save(tab, place)
 
-    def closing(self, tab: Tab) -> None:
+    def closing(self, tab: OpenChat) -> None:
         """The tab goes; a chat nothing was said in leaves no trace."""
         self._unsaved.discard(tab)
         if tab.chat.messages or tab.chat.draft:
@@ -58,7 +57,7 @@ class Saver:
         if self.store is not None:
             self.store.close()
 
-    def _save(self, tab: Tab, place: int | None) -> None:
+    def _save(self, tab: OpenChat, place: int | None) -> None:
         if self.store is None:
             return
         try:

@@ -19,12 +19,12 @@ from pkvchat.messages import (
     Steps,
     Submit,
 )
+from pkvchat.meter import Meter
+from pkvchat.open_chat import OpenChat, Phase
 from pkvchat.sampling import SamplingParams
 
 from .clean import one_line
 from .link import EngineReader
-from .meter import Meter
-from .tab import Phase, Tab
 
 if TYPE_CHECKING:
     from .app import ChatApp
@@ -73,7 +73,7 @@ class Session:
         self._reader = EngineReader(self.client, self._app)
         self._reader.start()
 
-    def submit(self, tab: Tab) -> None:
+    def submit(self, tab: OpenChat) -> None:
         """Send the awaited conversation, or leave it waiting for an engine that isn't ready."""
         if self.state.ready:
             self.client.send(Submit(tab.chat.id, tab.conversation(), self.params))

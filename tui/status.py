@@ -10,12 +10,12 @@ from rich.style import Style
 from textual.strip import Strip
 
 from pkvchat.messages import Ready
+from pkvchat.open_chat import OpenChat, Phase
 
 from .clean import one_line
 from .line_widget import LineWidget
 from .palette import Palette
 from .session import EngineState, Session
-from .tab import Phase, Tab
 
 _BAR_CELLS = 16
 
@@ -43,7 +43,7 @@ class StatusLine(LineWidget):
         return self.fitted(Strip(segments))
 
 
-def describe(tab: Tab, session: Session, typed: int, palette: Palette) -> tuple[str, Style]:
+def describe(tab: OpenChat, session: Session, typed: int, palette: Palette) -> tuple[str, Style]:
     """One line for the state of ``tab`` and the engine, with its style; ``typed`` characters wait
     in the composer."""
     engine = session.state
@@ -61,7 +61,7 @@ def describe(tab: Tab, session: Session, typed: int, palette: Palette) -> tuple[
     return _room(tab, engine.ready, typed), palette.muted
 
 
-def _room(tab: Tab, ready: Ready, typed: int) -> str:
+def _room(tab: OpenChat, ready: Ready, typed: int) -> str:
     """The model, and how much of its context is used and is being typed."""
     if not (tab.context_tokens or typed):
         return one_line(ready.model)
@@ -78,7 +78,7 @@ def _progress(engine: EngineState) -> str:
     return f"{one_line(engine.stage)} {bar} {share:.0%}"
 
 
-def _prefill(tab: Tab) -> str:
+def _prefill(tab: OpenChat) -> str:
     """How far the prompt is read, how fast, and how long it takes yet."""
     text = f"reading the prompt, {tab.prefill_done:,} of {tab.prefill_total:,} tokens"
     elapsed = time.monotonic() - tab.prefill_started

@@ -12,10 +12,11 @@ from textual import events
 from textual.message import Message
 from textual.strip import Strip
 
+from pkvchat.open_chat import OpenChat
+
 from .clean import one_line
 from .line_widget import LineWidget
 from .palette import Palette
-from .tab import Tab
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _UNREAD = "●"
@@ -32,13 +33,13 @@ class TabStrip(LineWidget):
 
     def __init__(self, palette: Palette) -> None:
         super().__init__(palette, id="tabs")
-        self._tabs: Sequence[Tab] = ()
+        self._tabs: Sequence[OpenChat] = ()
         self._active = 0
         self._frame = 0
         self._drawn: object = None
         self._spans: list[tuple[int, int, int]] = []  # tab index, first and last cell
 
-    def show(self, tabs: Sequence[Tab], active: int) -> None:
+    def show(self, tabs: Sequence[OpenChat], active: int) -> None:
         """Draw ``tabs``; spinners turn one step with each call."""
         self._tabs, self._active = tabs, active
         self._frame += 1
@@ -68,7 +69,7 @@ class TabStrip(LineWidget):
         room = max(min(_MAX_TITLE, fair), _MIN_TITLE)
         return [self._label(index, tab, room) for index, tab in enumerate(self._tabs)]
 
-    def _label(self, index: int, tab: Tab, room: int) -> str:
+    def _label(self, index: int, tab: OpenChat, room: int) -> str:
         title = one_line(tab.chat.name)
         if cell_len(title) > room:
             while cell_len(title) > room - 1:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pkvchat.messages import Delta, Failed, Finished, Prefilled, Started
-from pkvchat.tui.tab import Phase, Tab
+from pkvchat.open_chat import OpenChat, Phase
 
 
-def asked(prompt: str = "hello") -> Tab:
-    tab = Tab()
+def asked(prompt: str = "hello") -> OpenChat:
+    tab = OpenChat()
     assert tab.ask(prompt)
     return tab
 
 
-def texts(tab: Tab) -> list[tuple[str, str]]:
+def texts(tab: OpenChat) -> list[tuple[str, str]]:
     return [(message.role, message.text) for message in tab.chat.messages]
 
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
+from pkvchat.meter import Meter
 from pkvchat.steps import StepRecord
-from pkvchat.tui.meter import Meter
-from pkvchat.tui.panel import sparkline
-
-Record = Callable[..., StepRecord]
 
 
-def test_rates_count_every_row_and_leave_idle_time_out(record: Record) -> None:
+def record(
+    number: int, strategy: str = "split", batch: int = 1, step_ms: float = 9.8
+) -> StepRecord:
+    return StepRecord(
+        step=number,
+        strategy=strategy,
+        reason="",
+        batch=batch,
+        seq_lens=(1024,) * batch,
+        num_splits=4,
+        predicted_us={},
+        step_ms=step_ms,
+        tokens_per_s=1000 * batch / step_ms,
+        pages_used=65,
+        pages_total=512,
+    )
+
+
+def test_rates_count_every_row_and_leave_idle_time_out() -> None:
     meter = Meter()
     for second in (0, 1, 2, 3):
         records = [record(i, batch=2, step_ms=100.0) for i in range(10)]
@@ -25,7 +38,7 @@ def test_rates_count_every_row_and_leave_idle_time_out(record: Record) -> None:
     assert meter.now(at=502.0) == 0.0
 
 
-def test_shares_count_steps(record: Record) -> None:
+def test_shares_count_steps() -> None:
     meter = Meter()
     meter.add([record(0, "split"), record(1, "sdpa"), record(2, "split")], now=1.0)
     assert meter.shares == {"split": 2, "sdpa": 1}
@@ -33,16 +46,8 @@ def test_shares_count_steps(record: Record) -> None:
     assert meter.last.step == 2
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 40, 601])
-def test_a_sparkline_never_outgrows_its_width(count: int) -> None:
-    line = sparkline([float(i % 9) for i in range(count)], 10)
-    assert len(line) == min(count, 10) if count <= 10 else len(line) <= 10
-
-
 @pytest.mark.parametrize(("count", "expected"), [(0, (0, 0)), (1, (1, 1)), (100, (50, 95))])
-def test_latencies_are_nearest_ranks(
-    record: Record, count: int, expected: tuple[float, float]
-) -> None:
+def test_latencies_are_nearest_ranks(count: int, expected: tuple[float, float]) -> None:
     meter = Meter()
     meter.add([record(i, step_ms=float(count - i)) for i in range(count)], now=1.0)
     meter.ttfts.extend(float(i + 1) for i in range(count))

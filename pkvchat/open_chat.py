@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pkvchat.chats import Chat, Message, Version
-from pkvchat.messages import ChatMessage, Delta, Event, Failed, Finished, Notice, Prefilled, Started
+from .chats import Chat, Message, Version
+from .messages import ChatMessage, Delta, Event, Failed, Finished, Notice, Prefilled, Started
 
 _NEARLY_FULL = 0.8
 _CHOICES = (
@@ -24,7 +24,7 @@ class Phase(Enum):
 
 
 @dataclass(eq=False)
-class Tab:
+class OpenChat:
     """prefill_done, prefill_total: tokens of the prompt, those kept from last time counted done.
 
     context_tokens: of this chat in the context, as last known. warned: that it fills up.

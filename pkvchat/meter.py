@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-from pkvchat.steps import StepRecord
+from .steps import StepRecord
 
 RECENT_STEPS = 600
 _RECENT_ANSWERS = 100
