@@ -10,6 +10,7 @@ import torch
 
 from .batch import AttentionShape, DecodeBatch, LayerSpec
 from .cost import split_choices, strategy_work
+from .graph_timing import captured, replay_us
 from .kv import page_bytes
 from .measure_costs import Case, Measured, random_batch
 from .norm import rms_norm
@@ -90,14 +91,14 @@ class CudaBench:
         """One graph finds the plan made; one makes it, where that is the device's work."""
         strategy.plan(cases[0].batch, cases[0].num_splits)
         layers(count)
-        planned = _captured(lambda: layers(count))
+        planned = captured(lambda: layers(count))
         strategy.plan(cases[0].batch, cases[0].num_splits)
-        planning = _captured(lambda: layers(count))
+        planning = captured(lambda: layers(count))
         for case in cases:
             host_us = median(_plan_us(strategy, case) for _ in range(5))
-            all_us = _replay_us(planned)
+            all_us = replay_us(planned)
             case.run_us = all_us / count
-            case.plan_us = host_us + max(0.0, _replay_us(planning) - all_us)
+            case.plan_us = host_us + max(0.0, replay_us(planning) - all_us)
 
     def _time_launches(
         self, strategy: Strategy, cases: list[Case], layers: Callable[[int], None], count: int
@@ -121,29 +122,6 @@ class CudaBench:
                 rms_norm(x, weight, 1e-5)
 
         return min(_wall_us(launches) for _ in range(3)) / count
-
-
-def _captured(body: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        body()
-    graph.replay()
-    return graph
-
-
-def _replay_us(graph: torch.cuda.CUDAGraph, replays: int = 3, samples: int = 9) -> float:
-    """Median device time of one replay."""
-    times: list[float] = []
-    for _ in range(samples):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(replays):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / replays)
-    return median(times)
 
 
 def _plan_us(strategy: Strategy, case: Case) -> float:
