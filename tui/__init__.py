@@ -6,5 +6,5 @@ What a person can ask for is in ``*_commands.py``, one table (``registry.py``) f
 palette and help. ``transcript.py`` draws a chat from ``turn.py``'s lines, which ``blocks.py`` makes
 of Markdown as it streams; ``composer.py`` takes prompts; ``tabstrip.py``, ``panel.py`` and
 ``status.py`` are the strips around them.
-Text from people and models is never markup here; ``clean.py`` makes it safe for a terminal.
+Text from people and models is never markup here; ``pkvchat/clean.py`` makes it safe for a terminal.
 """

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pkvchat.chats import Message
+from pkvchat.clean import typed
 from pkvchat.messages import Stop
 from pkvchat.open_chat import Phase
 
 from .chat_commands import fork_at
-from .clean import typed
 from .command import Command, CommandError
 
 if TYPE_CHECKING:

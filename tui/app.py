@@ -13,6 +13,7 @@ from textual.app import App, ComposeResult
 from textual.containers import Vertical
 
 from pkvchat.chats import Chat
+from pkvchat.clean import one_line
 from pkvchat.client import EngineClient
 from pkvchat.errors import ChatError, UsageError
 from pkvchat.messages import Close
@@ -23,7 +24,6 @@ from pkvchat.settings import Settings
 from pkvchat.store import ChatStore, store_path
 
 from . import registry, view_commands
-from .clean import one_line
 from .command import CommandError
 from .composer import Composer
 from .dialogs import AskLine

@@ -7,7 +7,8 @@ import re
 from markdown_it.token import Token
 from textual.strip import Strip
 
-from .clean import visible
+from pkvchat.clean import visible
+
 from .markdown import MarkdownRenderer, parse
 
 # An open code block is highlighted in pieces of this many lines, so that a new line's cost does

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from textual.command import CommandPalette
 
 from pkvchat.chats import Chat
+from pkvchat.clean import one_line
 from pkvchat.errors import ChatError
 from pkvchat.messages import Fork
 from pkvchat.open_chat import OpenChat
 from pkvchat.transfer import export_chat, import_chat
 
-from .clean import one_line
 from .command import Command, CommandError
 from .providers import ChatProvider
 

@@ -10,7 +10,7 @@ from textual import events
 from textual.message import Message
 from textual.widgets import TextArea
 
-from .clean import typed
+from pkvchat.clean import typed
 
 _NEWLINE_KEYS = ("ctrl+j", "shift+enter", "alt+enter")
 _FOLD_CHARS = 10_000  # a longer paste is held aside, so that it costs nothing to show

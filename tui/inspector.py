@@ -11,10 +11,10 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import DataTable, Static
 
+from pkvchat.clean import one_line
 from pkvchat.meter import Meter
 from pkvchat.steps import StepRecord, StepWriter
 
-from .clean import one_line
 from .palette import strategy_letter
 
 _REFRESH_S = 0.5

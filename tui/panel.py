@@ -11,9 +11,9 @@ from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
 
+from pkvchat.clean import one_line
 from pkvchat.steps import StepRecord
 
-from .clean import one_line
 from .line_widget import LineWidget
 from .palette import Palette, strategy_letter
 from .session import Session

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 
+from pkvchat.clean import one_line
 from pkvchat.store import Found
-
-from .clean import one_line
 
 if TYPE_CHECKING:
     from .app import ChatApp

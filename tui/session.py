@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pkvchat.clean import one_line
 from pkvchat.client import EngineClient
 from pkvchat.messages import (
     Died,
@@ -23,7 +24,6 @@ from pkvchat.meter import Meter
 from pkvchat.open_chat import OpenChat, Phase
 from pkvchat.sampling import SamplingParams
 
-from .clean import one_line
 from .link import EngineReader
 
 if TYPE_CHECKING:

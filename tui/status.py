@@ -9,10 +9,10 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
+from pkvchat.clean import one_line
 from pkvchat.messages import Ready
 from pkvchat.open_chat import OpenChat, Phase
 
-from .clean import one_line
 from .line_widget import LineWidget
 from .palette import Palette
 from .session import EngineState, Session

@@ -12,9 +12,9 @@ from textual import events
 from textual.message import Message
 from textual.strip import Strip
 
+from pkvchat.clean import one_line
 from pkvchat.open_chat import OpenChat
 
-from .clean import one_line
 from .line_widget import LineWidget
 from .palette import Palette
 

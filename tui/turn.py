@@ -7,9 +7,9 @@ from rich.style import Style
 from textual.strip import Strip
 
 from pkvchat.chats import Message, Version
+from pkvchat.clean import one_line, visible
 
 from .blocks import StreamedMarkdown
-from .clean import one_line, visible
 from .markdown import INDENT, MarkdownRenderer
 
 _FOLD_CHARS = 6000  # of a prompt; the rest of a huge paste is there, but not drawn

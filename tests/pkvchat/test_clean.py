@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pkvchat.tui.clean import one_line, typed, visible
+from pkvchat.clean import one_line, typed, visible
 
 ANY_TEXT = st.text(
     st.one_of(
