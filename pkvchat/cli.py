@@ -87,6 +87,27 @@ def _bench(args: argparse.Namespace) -> int:
     return bench.run(options, cases, args.batch, args.repetitions, args.output, weights)
 
 
+def _compare(args: argparse.Namespace) -> int:
+    policies = list(dict.fromkeys(args.policies))
+    for name in policies:
+        _check_policy(name)
+    if len(policies) < 2:
+        raise UsageError(f"compare needs two policies, and got only {policies[0]}: give --policy B")
+    text = _prompt(args)
+    settings = _settings(args)
+    from . import compare
+
+    return compare.run(
+        settings.engine,
+        settings.sampling,
+        policies,
+        compare.split_prompts(text or ""),
+        args.batch,
+        args.output,
+        getattr(args, "plot", None),
+    )
+
+
 def _calibrate(args: argparse.Namespace) -> int:
     from . import calibrate
 
@@ -225,6 +246,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench_flags(bench)
     _add_engine_flags(bench)
     bench.set_defaults(run=_bench)
+    compare = commands.add_parser(
+        "compare",
+        help="answer the same prompts under several policies",
+        description="Answer the same prompts, greedily, under each policy, and say how fast each "
+        "was, with which strategies, and where texts part.",
+    )
+    _add_compare_flags(compare)
+    _add_engine_flags(compare, but="policy")
+    compare.set_defaults(run=_compare)
     calibrate = commands.add_parser(
         "calibrate",
         help="measure this device again",
@@ -256,9 +286,9 @@ def _add_settings(
         )
 
 
-def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+def _add_engine_flags(parser: argparse.ArgumentParser, but: str = "") -> None:
     group = parser.add_argument_group("engine")
-    _add_settings(group, _ENGINE_FLAGS)
+    _add_settings(group, [flag for flag in _ENGINE_FLAGS if flag[0] != but])
     group.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
@@ -283,6 +313,42 @@ def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", dest="output", default="md", choices=("md", "json", "csv"), help="output format"
     )
+
+
+def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        dest="policies",
+        action="append",
+        required=True,
+        metavar="NAME",
+        help="adaptive, or forced-STRATEGY; give it twice or more",
+    )
+    parser.add_argument(
+        "-f",
+        "--file",
+        required=True,
+        metavar="FILE",
+        help="prompts: blocks between blank lines, or where none is blank one a line (-: stdin)",
+    )
+    count = _by_rule(Rule(int, "a whole number of at least 1", lambda n: n >= 1))
+    parser.add_argument(
+        "-b", dest="batch", default="1", metavar="N", type=count, help="prompts at once [1]"
+    )
+    parser.add_argument(
+        "-n",
+        "--predict",
+        dest="max_tokens",
+        default="128",
+        metavar="N",
+        type=_by_rule(RULES["max_tokens"]),
+        help="new tokens at most (-1: no limit) [128]",
+    )
+    _add_settings(parser, [flag for flag in _CHAT_FLAGS if flag[0] == "context"])
+    parser.add_argument(
+        "-o", dest="output", default="md", choices=("md", "json", "jsonl"), help="output format"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="draw the steps' times (needs matplotlib)")
 
 
 def _by_rule(rule: Rule) -> Callable[[str], Any]:

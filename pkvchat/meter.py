@@ -63,18 +63,18 @@ class Meter:
 
     def itl_ms(self) -> tuple[float, float]:
         """Inter-token latency over the recent steps, p50 and p95 in milliseconds."""
-        return _p50_p95([record.step_ms for record in self.recent])
+        return p50_p95([record.step_ms for record in self.recent])
 
     def ttft_s(self) -> tuple[float, float]:
         """Time to first token over the recent answers, p50 and p95 in seconds; 0 before any."""
-        return _p50_p95(self.ttfts)
+        return p50_p95(self.ttfts)
 
     @property
     def average(self) -> float:
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
-def _p50_p95(values: Iterable[float]) -> tuple[float, float]:
+def p50_p95(values: Iterable[float]) -> tuple[float, float]:
     """By nearest rank; zeros where there is no value."""
     ranked = sorted(values)
     if not ranked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import zip_longest
 
 from rich.segment import Segment
@@ -12,13 +12,13 @@ from textual.geometry import Region
 from textual.strip import Strip
 
 from pkvchat.clean import one_line
+from pkvchat.sparkline import sparkline
 from pkvchat.steps import StepRecord
 
 from .line_widget import LineWidget
 from .palette import Palette, strategy_letter
 from .session import Session
 
-_BARS = "▁▂▃▄▅▆▇█"
 _PAD = 2
 
 
@@ -188,17 +188,6 @@ class Panel(LineWidget):
 
 def _wrapped(text: str, width: int, most: int) -> list[str]:
     return textwrap.wrap(one_line(text), max(width, 8), max_lines=most, placeholder=" …")
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """One bar per value or group of values, the newest at the right, from the least to the most."""
-    if not values:
-        return ""
-    per_bar = max(1, -(-len(values) // width))
-    groups = [values[max(i - per_bar, 0) : i] for i in range(len(values), 0, -per_bar)]
-    means = [sum(group) / len(group) for group in reversed(groups)]
-    low, span = min(means), (max(means) - min(means)) or 1.0
-    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1))] for mean in means)
 
 
 def _batch(record: StepRecord) -> str:

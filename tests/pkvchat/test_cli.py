@@ -68,6 +68,8 @@ def test_arguments_are_read_without_torch():
         (["bench", "-p", "1,x"], "-p: 'x' must be whole numbers, such as 0,4096"),
         (["bench", "-r", "0"], "-r: '0' must be a whole number of at least 1"),
         (["bench", "-o", "xml"], "-o: invalid choice: 'xml'"),
+        (["compare", "--policy", "adaptive", "-f", "x"], "compare needs two policies"),
+        (["compare", "--policy", "adaptive", "--policy", "fastest", "-f", "x"], "'fastest'"),
     ],
 )
 def test_a_wrong_argument_is_one_line_and_exit_2(run_cli, args, said):

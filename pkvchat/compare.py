@@ -1,0 +1,324 @@
+"""``pkvchat compare``: the same prompts under several policies, side by side.
+
+Every prompt is a chat of its own, answered greedily. The policies take turns at going first, so
+that a device that drifts favours none, and a first, unmeasured round warms everything up.
+Attention is exact under each of them, so texts are equal but for near ties that rounding decides.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from .errors import ChatError, startup_errors
+from .messages import ChatMessage, Close, Delta, Event, Failed, Finished, SetPolicy, Steps, Submit
+from .meter import p50_p95
+from .options import EngineOptions
+from .progress import ProgressLine
+from .sampling import SamplingParams
+from .service import ChatService
+from .sparkline import sparkline
+from .steps import StepRecord
+
+_WARM_TOKENS = 4
+_PLOT_CELLS = 72
+_AROUND = 24  # characters shown from where two texts part
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One prompt's text under one policy; the figures are Finished's."""
+
+    prompt: str
+    text: str
+    reason: str
+    new_tokens: int
+    ttft_s: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one policy made of prompts that were answered together, and its decode steps."""
+
+    policy: str
+    answers: list[Answer]
+    steps: list[StepRecord]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where prompt ``number``'s text (from 1) leaves the one that the first policy gave.
+
+    at: characters before that. texts: what follows, the first policy's and this one's.
+    """
+
+    policy: str
+    number: int
+    at: int
+    texts: tuple[str, str]
+
+
+def split_prompts(text: str) -> list[str]:
+    """The prompts of a file: blocks between blank lines, or its lines where none is blank."""
+    lines = [line.rstrip() for line in text.strip().splitlines()]
+    if "" not in lines:
+        return [line for line in lines if line]
+    return [block.strip("\n") for block in "\n".join(lines).split("\n\n") if block.strip()]
+
+
+def run(
+    options: EngineOptions,
+    params: SamplingParams,
+    policies: Sequence[str],
+    prompts: Sequence[str],
+    batch: int,
+    output: str,
+    plot: str | None = None,
+) -> int:
+    """Answer ``prompts``, ``batch`` at a time, under each policy and print; returns the exit code.
+
+    output: a name in PRINTERS. plot: a file for the picture of the steps' times. Raises ChatError.
+    """
+    draw = plotter(plot) if plot else None  # what is missing is said before anything is measured
+    progress = ProgressLine(sys.stderr)
+    try:
+        with startup_errors():
+            service = ChatService(replace(options, policy=policies[0]), progress)
+        rounds = list(
+            compare(service, replace(params, temperature=0.0), policies, prompts, batch, progress)
+        )
+        service.close()
+    finally:
+        progress.close()
+    PRINTERS[output](policies, rounds)
+    if draw:
+        draw(policies, rounds)
+    return 0
+
+
+# --- answering -----------------------------------------------------------------------------------
+
+
+def compare(
+    service: ChatService,
+    params: SamplingParams,
+    policies: Sequence[str],
+    prompts: Sequence[str],
+    batch: int,
+    progress: Callable[[str, int, int], None],
+) -> Iterator[Round]:
+    """One round per policy for each ``batch`` of prompts. Raises ChatError."""
+    groups = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
+    for policy in policies:
+        progress("warming up", 0, 0)
+        answer(service, policy, groups[0], replace(params, max_tokens=_WARM_TOKENS))
+    for number, group in enumerate(groups):
+        first = number % len(policies)
+        for policy in (*policies[first:], *policies[:first]):
+            progress("answering", number, len(groups))
+            yield answer(service, policy, group, params)
+
+
+def answer(
+    service: ChatService, policy: str, prompts: Sequence[str], params: SamplingParams
+) -> Round:
+    """All ``prompts`` at once, each in a chat of its own that is closed afterwards.
+
+    Raises ChatError for a policy that cannot run here or a prompt that does not fit.
+    """
+    chats = {f"compare-{number}": prompt for number, prompt in enumerate(prompts)}
+    events = service.handle(SetPolicy(policy))
+    for chat, prompt in chats.items():
+        events += service.handle(Submit(chat, (ChatMessage("user", prompt),), params))
+    while not service.idle:
+        events += service.poll()
+    for chat in chats:
+        service.handle(Close(chat))
+    return _round(policy, chats, events)
+
+
+def _round(policy: str, chats: dict[str, str], events: Iterable[Event]) -> Round:
+    texts = dict.fromkeys(chats, "")
+    ends: dict[str, Finished] = {}
+    steps: list[StepRecord] = []
+    for event in events:
+        match event:
+            case Delta(chat, text):
+                texts[chat] += text
+            case Finished(chat):
+                ends[chat] = event
+            case Steps(records):
+                steps += records
+            case Failed(chat_id, line):
+                where = f"prompt {chats[chat_id][:40]!r}: " if chat_id in chats else ""
+                raise ChatError(f"{where}{line}")
+    answers = [
+        Answer(prompt, texts[chat], ends[chat].reason, ends[chat].new_tokens, ends[chat].ttft_s)
+        for chat, prompt in chats.items()
+    ]
+    return Round(policy, answers, steps)
+
+
+# --- what came of it -----------------------------------------------------------------------------
+
+
+def answers_of(policy: str, rounds: Iterable[Round]) -> list[Answer]:
+    """In the prompts' order."""
+    return [a for one in rounds if one.policy == policy for a in one.answers]
+
+
+def steps_of(policy: str, rounds: Iterable[Round]) -> list[StepRecord]:
+    return [step for one in rounds if one.policy == policy for step in one.steps]
+
+
+def tokens_per_s(steps: Sequence[StepRecord]) -> float:
+    """Of decoding: tokens over the steps' own time."""
+    seconds = sum(step.step_ms for step in steps) / 1e3
+    return sum(step.batch for step in steps) / seconds if seconds else 0.0
+
+
+def partings(policies: Sequence[str], rounds: Sequence[Round]) -> list[Parting]:
+    """Every text that differs from the first policy's."""
+    reference = answers_of(policies[0], rounds)
+    found = []
+    for policy in policies[1:]:
+        for number, (one, other) in enumerate(
+            zip(reference, answers_of(policy, rounds), strict=True), 1
+        ):
+            if one.text != other.text:
+                at = _equal_start(one.text, other.text)
+                ends = (one.text[at : at + _AROUND], other.text[at : at + _AROUND])
+                found.append(Parting(policy, number, at, ends))
+    return found
+
+
+def _equal_start(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+# --- what is printed -----------------------------------------------------------------------------
+
+
+def print_markdown(policies: Sequence[str], rounds: Sequence[Round]) -> None:
+    """A table, where texts part, and the steps' times in block characters."""
+    header = ["policy", "tokens", "tokens/s", "step ms p50", "p95", "steps by strategy"]
+    rows = [header, *(_cells(policy, rounds) for policy in policies)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    rule = ["-" * (width - 1) + ":" for width in widths]
+    for row in (header, rule, *rows[1:]):
+        print("| " + " | ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) + " |")
+    print()
+    _print_speed_ups(policies, rounds)
+    _print_texts(policies, rounds)
+    print()
+    _print_plot(policies, rounds)
+
+
+def _cells(policy: str, rounds: Sequence[Round]) -> list[str]:
+    steps = steps_of(policy, rounds)
+    p50, p95 = p50_p95(step.step_ms for step in steps)
+    shares = Counter(step.strategy for step in steps).most_common()
+    return [
+        policy,
+        f"{sum(answer.new_tokens for answer in answers_of(policy, rounds)):,}",
+        f"{tokens_per_s(steps):.1f}",
+        f"{p50:.2f}",
+        f"{p95:.2f}",
+        ", ".join(f"{name} {count / len(steps):.0%}" for name, count in shares),
+    ]
+
+
+def _print_speed_ups(policies: Sequence[str], rounds: Sequence[Round]) -> None:
+    first, *others = policies
+    reference = tokens_per_s(steps_of(first, rounds))
+    for policy in others:
+        speed = tokens_per_s(steps_of(policy, rounds))
+        if reference:
+            print(f"{policy} decodes {speed / reference:.3f} times as fast as {first}.")
+
+
+def _print_texts(policies: Sequence[str], rounds: Sequence[Round]) -> None:
+    parted = partings(policies, rounds)
+    texts = len(answers_of(policies[0], rounds)) * (len(policies) - 1)
+    print(f"{texts - len(parted)} of {texts} texts are equal to {policies[0]}'s.")
+    for one in parted:
+        ours, theirs = one.texts
+        print(f"Prompt {one.number} at character {one.at}: {ours!r}, {one.policy} {theirs!r}.")
+
+
+def _print_plot(policies: Sequence[str], rounds: Sequence[Round]) -> None:
+    times = {p: [step.step_ms for step in steps_of(p, rounds)] for p in policies}
+    every = [ms for values in times.values() for ms in values]
+    if not every:
+        return
+    low, (_, high) = min(every), p50_p95(every)  # an outlier would flatten all the rest
+    print(f"step ms, from {low:.2f} (▁) to {high:.2f} (█, and above), first to last step")
+    width = max(len(policy) for policy in policies)
+    for policy, values in times.items():
+        print(f"{policy:>{width}} {sparkline(values, _PLOT_CELLS, (low, high))}")
+
+
+def print_json(policies: Sequence[str], rounds: Sequence[Round]) -> None:
+    """One object: figures by policy, where texts part, and every answer and step."""
+    figures = {}
+    for policy in policies:
+        steps = steps_of(policy, rounds)
+        p50, p95 = p50_p95(step.step_ms for step in steps)
+        figures[policy] = {
+            "new_tokens": sum(answer.new_tokens for answer in answers_of(policy, rounds)),
+            "tokens_per_s": tokens_per_s(steps),
+            "step_ms_p50": p50,
+            "step_ms_p95": p95,
+            "strategies": dict(Counter(step.strategy for step in steps)),
+        }
+    parted = [asdict(parting) for parting in partings(policies, rounds)]
+    every = [asdict(one) for one in rounds]
+    print(json.dumps({"policies": figures, "partings": parted, "rounds": every}, indent=2))
+
+
+def print_jsonl(_policies: Sequence[str], rounds: Sequence[Round]) -> None:
+    """A line per round."""
+    for one in rounds:
+        print(json.dumps(asdict(one)))
+
+
+PRINTERS = {"md": print_markdown, "json": print_json, "jsonl": print_jsonl}
+
+
+def plotter(path: str) -> Callable[[Sequence[str], Sequence[Round]], None]:
+    """Draws each policy's step times, a colour per strategy, into ``path``.
+
+    Raises ChatError where matplotlib is missing or cannot write such a file.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ChatError(f"--plot {path} needs matplotlib: pip install 'pkvchat[plot]'") from error
+    known = Figure().canvas.get_supported_filetypes()
+    if Path(path).suffix.lower().lstrip(".") not in known:
+        raise ChatError(f"--plot {path}: name a file that ends in .png, .svg or .pdf")
+
+    def draw(policies: Sequence[str], rounds: Sequence[Round]) -> None:
+        figure = Figure(figsize=(10, 2.5 * len(policies)), layout="constrained")
+        axes = figure.subplots(len(policies), sharex=True, sharey=True, squeeze=False)[:, 0]
+        strategies = sorted({step.strategy for one in rounds for step in one.steps})
+        for policy, axis in zip(policies, axes, strict=True):
+            steps = steps_of(policy, rounds)
+            for number, strategy in enumerate(strategies):
+                at = [i for i, step in enumerate(steps) if step.strategy == strategy]
+                times = [steps[i].step_ms for i in at]
+                axis.plot(at, times, ".", color=f"C{number}", markersize=4, label=strategy)
+            axis.set(title=f"{policy}, {tokens_per_s(steps):.1f} tokens/s", ylabel="step ms")
+            axis.legend(loc="upper right")
+        axes[-1].set_xlabel("step")
+        try:
+            figure.savefig(path, dpi=150)
+        except OSError as error:
+            raise ChatError(f"--plot: cannot write {path}: {error.strerror}") from error
+
+    return draw

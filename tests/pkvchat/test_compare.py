@@ -1,0 +1,112 @@
+"""The same prompts under several policies: what is read, run, found and printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pkvchat import compare
+from pkvchat.compare import Answer, Round
+from pkvchat.errors import ChatError
+from pkvchat.options import EngineOptions
+from pkvchat.sampling import SamplingParams
+from pkvchat.service import ChatService
+from pkvchat.steps import StepRecord
+
+POLICIES = ["forced-sdpa", "forced-split"]
+PROMPTS = ["Name three colours of the rainbow.", "What is a fork?", "Hello!"]
+LINE = st.text("abc .", min_size=1).map(str.strip).filter(bool)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[ChatService]:
+    options = EngineOptions(device="cpu", dtype="f32", context=256, threads=1)
+    service = ChatService(options, lambda stage, done, total: None)
+    yield service
+    service.close()
+
+
+def step(strategy: str, ms: float, batch: int = 1) -> StepRecord:
+    return StepRecord(1, strategy, "", batch, (9,) * batch, 1, {}, ms, 0.0, 1, 9)
+
+
+def made_up() -> list[Round]:
+    texts = {"adaptive": "a big sight", "forced-sdpa": "a bigger one"}
+    times = {"adaptive": ("split", 10.0), "forced-sdpa": ("sdpa", 20.0)}
+    return [
+        Round(policy, [Answer("p", text, "stop", 4, 0.1)], [step(*times[policy])] * 4)
+        for policy, text in texts.items()
+    ]
+
+
+@given(st.lists(LINE, min_size=1))
+def test_a_file_without_blank_lines_has_a_prompt_a_line(lines: list[str]) -> None:
+    assert compare.split_prompts("\n" + "\n".join(lines) + "\n\n") == lines
+
+
+@given(st.lists(st.lists(LINE, min_size=1).map("\n".join), min_size=2))
+def test_blank_lines_make_blocks(blocks: list[str]) -> None:
+    assert compare.split_prompts("\n \n\n".join(blocks)) == blocks
+
+
+def test_each_policy_answers_every_prompt_with_its_strategy(service: ChatService) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=5)
+    rounds = list(compare.compare(service, params, POLICIES, PROMPTS, 2, lambda *_: None))
+    assert [one.policy for one in rounds] == [*POLICIES, *reversed(POLICIES)]
+    for policy in POLICIES:
+        assert [a.prompt for a in compare.answers_of(policy, rounds)] == PROMPTS
+        steps = compare.steps_of(policy, rounds)
+        assert {f"forced-{s.strategy}" for s in steps} == {policy}
+        assert {s.batch for s in steps} == {1, 2}
+    assert compare.partings(POLICIES, rounds) == []
+    last = [one.steps[0] for one in rounds[2:]]  # one prompt alone: nothing is left of the others
+    assert [s.pages_used for s in last] == [-(-s.seq_lens[0] // 16) for s in last]
+
+
+def test_what_cannot_run_is_said_in_one_line(service: ChatService) -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=2)
+    with pytest.raises(ChatError, match="forced-flashinfer: flashinfer needs"):
+        compare.answer(service, "forced-flashinfer", ["hi"], greedy)
+    with pytest.raises(ChatError, match=r"prompt 'word word.*too many for a context of 256"):
+        compare.answer(service, "adaptive", ["word " * 400], greedy)
+    assert compare.answer(service, "adaptive", ["hi"], greedy).answers[0].new_tokens == 2
+
+
+def test_the_table_says_speed_shares_and_where_texts_part(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    compare.print_markdown(["adaptive", "forced-sdpa"], made_up())
+    out = capsys.readouterr().out
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()[:4]]
+    assert table[2] == ["adaptive", "4", "100.0", "10.00", "10.00", "split 100%"]
+    assert table[3] == ["forced-sdpa", "4", "50.0", "20.00", "20.00", "sdpa 100%"]
+    assert "forced-sdpa decodes 0.500 times as fast as adaptive." in out
+    assert "0 of 1 texts are equal" in out
+    assert "Prompt 1 at character 5: ' sight', forced-sdpa 'ger one'." in out
+    assert "   adaptive ▁▁▁▁\nforced-sdpa ████\n" in out
+
+
+def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    compare.print_json(["adaptive", "forced-sdpa"], made_up())
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["policies"]["adaptive"]["tokens_per_s"] == 100.0
+    assert whole["partings"][0]["at"] == 5
+    compare.print_jsonl(["adaptive", "forced-sdpa"], made_up())
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == whole["rounds"]
+
+
+def test_the_steps_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
+    path = tmp_path / "steps.png"
+    compare.plotter(str(path))(["adaptive", "forced-sdpa"], made_up())
+    assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ChatError, match=r"ends in \.png"):
+        compare.plotter("steps.txt")
+    with pytest.raises(ChatError, match="cannot write"):
+        compare.plotter(str(tmp_path / "no" / "steps.png"))(["adaptive"], made_up())
