@@ -47,14 +47,16 @@ class BackendTokenizer:
 
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
         self._backend.encode_special_tokens = not specials
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        # The same as encode, but other threads may run meanwhile.
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         return join(self.detokenizer(), ids)
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self._pieces, strip_space=self._strip_space)
+    def detokenizer(self, *, open: bool = False) -> Detokenizer:
+        return Detokenizer(self._pieces, strip_space=self._strip_space and not open)
 
 
 def read_tokenizer_json(path: Path) -> BackendTokenizer:

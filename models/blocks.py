@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pkvchat.kernels.activation import gelu_tanh_mul, silu_mul
+from pkvchat.kernels.activation import gated
 from pkvchat.kernels.norm import rms_norm
 from pkvchat.kernels.rope import apply_rope
 
@@ -13,7 +13,6 @@ from .config import ExpertConfig, ModelConfig
 from .weights import WeightReader
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin, each [N, rotary_dim / 2]
-ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
 class Attention:
@@ -59,11 +58,11 @@ class FeedForward:
             gate_up = {f"{name}_up": 2 * ffn}
         self.gate_up = weights.linear(gate_up, hidden)
         self.down = weights.linear({f"{name}_down": hidden}, ffn)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = config.activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [N, hidden_size], normed."""
-        return self.down(self.activation(self.gate_up(x)))
+        return self.down(gated(self.gate_up(x), self.activation))
 
 
 class RoutedFeedForward:
@@ -78,7 +77,7 @@ class RoutedFeedForward:
         self.gates = weights.experts(f"{name}_gate_exps", experts.count, ffn, hidden)
         self.ups = weights.experts(f"{name}_up_exps", experts.count, ffn, hidden)
         self.downs = weights.experts(f"{name}_down_exps", experts.count, hidden, ffn)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = config.activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [N, hidden_size], normed."""
@@ -91,6 +90,6 @@ class RoutedFeedForward:
             rows, slot = torch.where(chosen == expert)
             given = x[rows]
             both = torch.cat((self.gates[expert](given), self.ups[expert](given)), dim=-1)
-            result = self.downs[expert](self.activation(both))
+            result = self.downs[expert](gated(both, self.activation))
             out.index_add_(0, rows, result * shares[rows, slot, None].to(x.dtype))
         return out

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from .errors import ModelError
 from .gguf_file import GgufFile
 from .gguf_vocabulary import read_vocabulary
 from .metadata import Metadata
+from .reading import Part
 from .registry import by_gguf_architecture
 from .vocabulary import Vocabulary
-from .weights import Shape
+from .weights import Blocks, Shape
 
 # Small tensors that are configuration rather than weights.
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -32,7 +33,9 @@ class GgufCheckpoint:
             name: file.tensors[name].shape for name, file in self._files.items()
         }
         rope_factors = {
-            name: self._values(name) for name in ROPE_FACTORS if self.shapes.pop(name, None)
+            name: self._files[name].values(name)
+            for name in ROPE_FACTORS
+            if self.shapes.pop(name, None)
         }
         self.metadata = Metadata(path, parts[0].metadata | rope_factors)
         self.family = by_gguf_architecture(self.metadata)
@@ -43,31 +46,23 @@ class GgufCheckpoint:
     def vocabulary(self) -> Vocabulary:
         return read_vocabulary(self.metadata)
 
-    def _values(self, name: str) -> list[float]:
-        out = torch.empty(self._files[name].tensors[name].shape)
-        self._files[name].read_into(name, out)
-        values: list[float] = out.flatten().tolist()
-        return values
-
     def nbytes(self, name: str) -> int:
         return self._files[name].tensors[name].nbytes
 
-    def quantised(self, name: str) -> tuple[str, torch.Tensor]:
-        file, order = self._files[name], self._row_order(name)
-        return file.tensors[name].type.name, file.raw_rows(name, order)
+    def blocks(self, name: str) -> Blocks:
+        return self._files[name].blocks(name, self._places(name))
 
-    def read_into(self, name: str, out: torch.Tensor) -> None:
-        self._files[name].read_into(name, out, self._row_order(name))
+    def parts(self, name: str, out: torch.Tensor) -> Iterator[Part]:
+        return self._files[name].parts(name, out, self._places(name))
 
-    def _row_order(self, name: str) -> np.ndarray | None:
+    def _places(self, name: str) -> torch.Tensor | None:
         """llama.cpp stores the two halves of each rotary Q/K head interleaved; we want halves."""
         heads = {"attn_q": self.config.num_qo_heads, "attn_k": self.config.num_kv_heads}
         part = name.split(".")[-2]
         if not self.family.permuted or part not in heads:
             return None
-        rows = np.arange(self.shapes[name][0]).reshape(heads[part], -1, 2)
-        order: np.ndarray = rows.swapaxes(1, 2).reshape(-1)
-        return order
+        rows = torch.arange(self.shapes[name][0]).view(heads[part], 2, -1)
+        return rows.transpose(1, 2).reshape(-1)
 
 
 def _parts(path: Path) -> list[GgufFile]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.constants import GGUFValueType as Kind
 
 from .errors import ModelError
+from .reading import Part, StoredTensor
+from .weights import FLOATS, Blocks
 
 SUPPORTED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 CHUNK_ELEMENTS = 1 << 21  # dequantised at once per thread: 8 MiB of float32
@@ -121,11 +123,10 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
-                if path.stat().st_size < 24:
-                    raise ModelError(f"{path}: too short to be a GGUF file; {DAMAGED}")
-                # Copy on write: torch takes no read-only memory. Nothing ever writes.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._file = path.open("rb")
+            if path.stat().st_size < 24:
+                raise ModelError(f"{path}: too short to be a GGUF file; {DAMAGED}")
+            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
         cursor = _Cursor(self._map, path)
@@ -200,44 +201,41 @@ class GgufFile:
             raise cursor.fail(f"tensor '{name}' of type {kind.name} has shape {list(shape)}")
         return elements // block * block_bytes
 
-    def raw_rows(self, name: str, rows: np.ndarray | None = None) -> torch.Tensor:
-        """The stored blocks of a matrix, [rows, bytes of a row] uint8, mapped where not reordered.
+    def blocks(self, name: str, places: torch.Tensor | None = None) -> Blocks:
+        """The stored blocks of a matrix. places: see ``parts``."""
+        tensor = self.tensors[name]
+        rows = math.prod(tensor.shape[:-1])
+        stored = StoredTensor(self._file, tensor.start, torch.uint8)
+        parts = partial(stored.parts, places=places)
+        return Blocks(tensor.type.name, (rows, tensor.nbytes // rows), parts)
 
-        rows: which stored row each row of the result is; None keeps the order.
+    def parts(
+        self, name: str, out: torch.Tensor, places: torch.Tensor | None = None
+    ) -> Iterator[Part]:
+        """What dequantises tensor ``name`` into ``out`` (same shape, any float dtype and device).
+
+        places: the row of ``out`` for each stored row; None keeps the order.
         """
         tensor = self.tensors[name]
-        raw = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.start)
-        raw = raw.reshape(math.prod(tensor.shape[:-1]), -1)
-        return torch.from_numpy(raw if rows is None else raw[rows])
-
-    def read_into(self, name: str, out: torch.Tensor, rows: np.ndarray | None = None) -> None:
-        """Dequantise tensor ``name`` into ``out`` (same shape, any float dtype and device).
-
-        rows: which stored row each row of ``out`` comes from; None keeps the order.
-        """
-        tensor = self.tensors[name]
-        raw = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.start)
-        if len(tensor.shape) == 1:
-            values = torch.from_numpy(quants.dequantize(raw, tensor.type))
-            out.copy_(values if rows is None else values[torch.from_numpy(rows)])
+        if dtype := FLOATS.get(tensor.type.name):
+            yield from StoredTensor(self._file, tensor.start, dtype).parts(out, places=places)
             return
-        width = tensor.shape[-1]
-        out = out.view(-1, width)
-        raw = raw.reshape(len(out), -1)
+        out = out.view(-1, tensor.shape[-1])
+        raw = self._raw(tensor).reshape(len(out), -1)
+        step = max(1, CHUNK_ELEMENTS // tensor.shape[-1])
 
-        def convert(start: int) -> None:
-            part = slice(start, start + step)
-            chunk = raw[part] if rows is None else raw[rows[part]]
-            out[part].copy_(torch.from_numpy(quants.dequantize(chunk, tensor.type)))
+        def convert(part: slice, _buffer: torch.Tensor) -> None:
+            values = torch.from_numpy(quants.dequantize(raw[part], tensor.type))
+            out[part if places is None else places[part].to(out.device)] = values.to(out)
 
-        step = max(1, CHUNK_ELEMENTS // width)
-        _in_threads(convert, range(0, len(raw), step))
+        for start in range(0, len(raw), step):
+            yield partial(convert, slice(start, start + step))
 
+    def values(self, name: str) -> list[float]:
+        """A small tensor's items."""
+        tensor = self.tensors[name]
+        items: list[float] = quants.dequantize(self._raw(tensor), tensor.type).flatten().tolist()
+        return items
 
-def _in_threads(work: Callable[[int], None], starts: range) -> None:
-    """numpy drops the interpreter lock inside its loops, so two threads halve the time."""
-    if len(starts) == 1:
-        work(starts[0])
-        return
-    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-        list(pool.map(work, starts))
+    def _raw(self, tensor: GgufTensor) -> np.ndarray:
+        return np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.start)

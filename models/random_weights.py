@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,8 +15,9 @@ from pkvchat.kernels.linear import LinearTypes
 from .config import ModelConfig, RopeConfig
 from .decoder import Decoder
 from .errors import ModelError
+from .reading import Part
 from .vocabulary import Vocabulary
-from .weights import Progress, Shape, WeightReader
+from .weights import Blocks, Progress, Shape, WeightReader
 
 SHAPES = {
     "llama-3-8b": ModelConfig(
@@ -85,24 +87,29 @@ class RandomCheckpoint:
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self._type(name)]]
         return elements // block * block_bytes
 
-    def quantised(self, name: str) -> tuple[str, torch.Tensor] | None:
+    def blocks(self, name: str) -> Blocks | None:
         kind = self._type(name)
         if kind not in _SCALES:
             return None
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-        rows, width = self.shapes[name]
-        random, size = self._random, (rows, width // block, block_bytes)
-        raw = torch.randint(0, 256, size, dtype=torch.uint8, device=random.device, generator=random)
+        rows = self.shapes[name][0]
+        return Blocks(kind, (rows, self.nbytes(name) // rows), partial(self._fill_blocks, name))
+
+    def _fill_blocks(self, name: str, out: torch.Tensor) -> tuple[()]:
+        """Leaves nothing to other threads: they would take turns at the generator by chance."""
+        kind, width = self._type(name), self.shapes[name][1]
+        _, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        torch.randint(0, 256, out.shape, generator=self._random, out=out)
         for start, scale in _SCALES[kind].items():
             half = torch.tensor([scale * width**-0.5], dtype=torch.float16).view(torch.uint8)
-            raw[..., start : start + 2] = half.to(raw.device)
-        return kind, raw.flatten(1)
+            out.view(len(out), -1, block_bytes)[..., start : start + 2] = half.to(out.device)
+        return ()
 
-    def read_into(self, name: str, out: torch.Tensor) -> None:
-        if len(self.shapes[name]) == 1:
+    def parts(self, name: str, out: torch.Tensor) -> Iterable[Part]:
+        if out.dim() == 1:
             out.fill_(1.0)
         else:
-            out.normal_(std=self.shapes[name][1] ** -0.5, generator=self._random)
+            out.normal_(std=out.shape[1] ** -0.5, generator=self._random)
+        return ()
 
     def _type(self, name: str) -> str:
         """GGUF's type of a tensor. Q4_K_M's mix is llama.cpp's: more bits where it pays."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import struct
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from gguf import get_tensor_name_map
@@ -15,19 +18,29 @@ from safetensors import SafetensorError, safe_open
 from .errors import ModelError
 from .hf_vocabulary import read_json, read_vocabulary
 from .metadata import Metadata
+from .reading import Part, StoredTensor
 from .registry import by_model_type
 from .vocabulary import Vocabulary
-from .weights import Shape
+from .weights import FLOATS, Shape
 
 # Buffers of old exports, and the parts of a model that sees.
 IGNORED = re.compile(r"rotary_emb\.inv_freq$|vision_tower\.|multi_modal_projector\.")
 LANGUAGE = re.compile(r"^(model\.)?language_model\.(model\.)?")
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+DTYPES = FLOATS | {"F64": torch.float64}
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A tensor by the name that its maker gave it."""
+
+    name: str
+    shape: Shape
+    stored: StoredTensor
 
 
 class SafetensorsCheckpoint:
-    """Implements Checkpoint. Tensors are read from the mapped files; nothing is held."""
+    """Implements Checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ModelError for anything that is missing, damaged or not supported."""
@@ -38,34 +51,31 @@ class SafetensorsCheckpoint:
         self.metadata = Metadata(path, {**outer.entries, **outer.get("text_config", dict, {})})
         self.family = by_model_type(self.metadata)
         self.config = self.family.from_hf(self.metadata)
-        self._sources: dict[str, list[tuple[Any, str]]] = defaultdict(list)
+        self._sources: dict[str, list[_Source]] = defaultdict(list)
         names = get_tensor_name_map(self.family.arch, self.config.num_layers)
-        for path in self._files():
-            file = _open(path)
-            for name in file.keys():  # noqa: SIM118 (no mapping: has no iterator)
-                if IGNORED.search(name) or (
-                    name == "lm_head.weight" and self.config.tie_embeddings
-                ):
-                    continue
-                plain = EXPERT.sub(".experts.", LANGUAGE.sub("model.", name))
-                known = names.get_name(plain, (".weight", ".bias"))
-                if known in self._sources and not EXPERT.search(name):
-                    known = None  # two tensors for one place: the second is reported as extra
-                self._sources[known or name].append((file, name))
+        for source in (source for path in self._files() for source in _read_header(path)):
+            name = source.name
+            if name == "lm_head.weight" and self.config.tie_embeddings:
+                continue
+            plain = EXPERT.sub(".experts.", LANGUAGE.sub("model.", name))
+            known = names.get_name(plain, (".weight", ".bias"))
+            if known in self._sources and not EXPERT.search(name):
+                known = None  # two tensors for one place: the second is reported as extra
+            self._sources[known or name].append(source)
         for sources in self._sources.values():  # experts in order of their number
-            sources.sort(key=lambda source: [int(n) for n in EXPERT.findall(source[1])])
-        self.shapes = {name: _shape(sources) for name, sources in self._sources.items()}
-        self._nbytes = {name: self._stored_bytes(name) for name in self.shapes}
+            sources.sort(key=lambda source: [int(n) for n in EXPERT.findall(source.name)])
+        self.shapes = {name: self._shape(sources) for name, sources in self._sources.items()}
 
-    def _stored_bytes(self, name: str) -> int:
-        file, stored = self._sources[name][0]
-        kind = file.get_slice(stored).get_dtype()
-        if kind not in ITEM_BYTES:
-            raise ModelError(
-                f"{self.path}: tensor '{stored}' is of type {kind}, which is not supported: get the"
-                f" model as {', '.join(ITEM_BYTES)} or as GGUF"
-            )
-        return math.prod(self.shapes[name]) * ITEM_BYTES[kind]
+    def _shape(self, sources: list[_Source]) -> Shape:
+        """Of one tensor, or of the stack of a layer's experts."""
+        first = sources[0]
+        for source in sources:
+            if source.shape != first.shape:
+                raise ModelError(
+                    f"{self.path}: tensor '{source.name}' has shape {list(source.shape)} but"
+                    f" '{first.name}' {list(first.shape)}: fetch the model again"
+                )
+        return (len(sources), *first.shape) if EXPERT.search(first.name) else first.shape
 
     def _files(self) -> list[Path]:
         index = self.path / "model.safetensors.index.json"
@@ -90,32 +100,38 @@ class SafetensorsCheckpoint:
         return read_vocabulary(self.path, self.metadata.entries)
 
     def nbytes(self, name: str) -> int:
-        return self._nbytes[name]
+        return math.prod(self.shapes[name]) * self._sources[name][0].stored.dtype.itemsize
 
-    def quantised(self, name: str) -> tuple[str, torch.Tensor] | None:
+    def blocks(self, name: str) -> None:
         return None
 
-    def read_into(self, name: str, out: torch.Tensor) -> None:
+    def parts(self, name: str, out: torch.Tensor) -> Iterator[Part]:
         sources = self._sources[name]
-        parts = out.unbind() if EXPERT.search(sources[0][1]) else [out]
-        for part, (file, stored) in zip(parts, sources, strict=True):
-            values = file.get_tensor(stored)
-            if self.family.norms_from_one and name.endswith("norm.weight"):
-                values = values.float() + 1
-            part.copy_(values)
+        less_one = self.family.norms_from_one and name.endswith("norm.weight")
+        places = out.unbind() if EXPERT.search(sources[0].name) else [out]
+        for place, source in zip(places, sources, strict=True):
+            yield from source.stored.parts(place, add=float(less_one))
 
 
-def _open(path: Path) -> Any:
+def _read_header(path: Path) -> Iterator[_Source]:
+    """Every tensor in the file. Raises ModelError."""
     try:
-        return safe_open(path, framework="pt")
+        with safe_open(path, framework="pt"):  # checks that the header fits the file
+            pass
+        file = path.open("rb")
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"{path}: not a whole safetensors file ({error}): fetch it again"
         ) from error
-
-
-def _shape(sources: list[tuple[Any, str]]) -> Shape:
-    """Of one tensor, or of the stack of a layer's experts."""
-    file, name = sources[0]
-    shape = tuple(file.get_slice(name).get_shape())
-    return (len(sources), *shape) if EXPERT.search(name) else shape
+    (size,) = struct.unpack("<Q", file.read(8))
+    for name, entry in json.loads(file.read(size)).items():
+        if name == "__metadata__" or IGNORED.search(name):
+            continue
+        dtype = DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ModelError(
+                f"{path}: tensor '{name}' is of type {entry['dtype']}, which is not supported: get"
+                f" the model as {', '.join(DTYPES)} or as GGUF"
+            )
+        stored = StoredTensor(file, 8 + size + entry["data_offsets"][0], dtype)
+        yield _Source(name, tuple(entry["shape"]), stored)

@@ -65,8 +65,8 @@ class SpmTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return join(self.detokenizer(), ids)
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self._pieces, strip_space=self._prefix)
+    def detokenizer(self, *, open: bool = False) -> Detokenizer:
+        return Detokenizer(self._pieces, strip_space=self._prefix and not open)
 
 
 def model_proto(

@@ -21,11 +21,14 @@ Message = Mapping[str, str]
 
 
 class ChatTemplate:
-    """fallback_note: "" while the model's own template is in use, else why a plain one is."""
+    """fallback_note: "" while the model's own template is in use, else why a plain one is.
+
+    source: the Jinja of the one in use.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         specials = vocabulary.tokenizer.specials
-        self.fallback_note = ""
+        self.fallback_note = self.source = ""
         self._tokens = {"bos_token": vocabulary.bos, "eos_token": vocabulary.eos}
         self._sandbox = Sandbox()
         self._plain = CHATML if {"<|im_start|>", "<|im_end|>"} <= specials.keys() else PLAIN
@@ -46,6 +49,12 @@ class ChatTemplate:
         A template that fails on these messages is replaced by a plain one, for good.
         """
         text = self.render(messages, add_generation_prompt=add_generation_prompt)
+        return tokenizer.encode(text, specials=True)
+
+    def encode_open(self, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
+        """As ``encode``, with the last message, an answer that was cut short, left open: what the
+        model says next carries it on."""
+        text = self.render(messages[:-1]) + self._hide(messages[-1]["content"])
         return tokenizer.encode(text, specials=True)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
@@ -78,6 +87,7 @@ class ChatTemplate:
             return self._fall_back("it has none")
         user = {"role": "user", "content": "a question"}
         try:
+            self.source = source
             self._template = self._sandbox.from_string(source)
             if user["content"] not in self._render([user], True):
                 return self._fall_back("it leaves out what the user says")
@@ -95,6 +105,7 @@ class ChatTemplate:
             f"the model's chat template is not usable ({reason.strip() or 'no reason given'}):"
             " a plain one is used"
         )
+        self.source = self._plain
         self._template = self._sandbox.from_string(self._plain)
         self._merge_system = False
 

@@ -49,8 +49,8 @@ class Tokenizer(Protocol):
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids`` without special tokens; bytes that are no UTF-8 become U+FFFD."""
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh one, for one answer."""
+    def detokenizer(self, *, open: bool = False) -> Detokenizer:
+        """A fresh one, for one answer. open: the answer goes on from text that is there."""
 
 
 def join(detokenizer: Detokenizer, ids: Iterable[int]) -> str:

@@ -6,7 +6,8 @@ Tensors go by GGUF's names ("blk.0.attn_q.weight") whatever the format.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,11 +20,12 @@ from pkvchat.kernels.quant_formats import TYPES as QUANT_TYPES
 
 from .config import ModelConfig
 from .errors import ModelError
+from .reading import Part, PartRunner
 from .vocabulary import Vocabulary
 
 Progress = Callable[[str, int, int], None]  # stage, done, total (0 where unknown)
 Shape = tuple[int, ...]
-FLOATS = {"F32", "F16", "BF16"}
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 QUANT_BITS = {name: kind.field_bits + kind.high_bits for name, kind in QUANT_TYPES.items()}
 
 
@@ -33,6 +35,18 @@ class Product(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix as it is stored. type: by GGUF's name. shape: [rows, bytes of a row].
+
+    ``parts`` fills a uint8 tensor of that shape.
+    """
+
+    type: str
+    shape: Shape
+    parts: Callable[[torch.Tensor], Iterable[Part]]
 
 
 class Checkpoint(Protocol):
@@ -53,13 +67,11 @@ class Checkpoint(Protocol):
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor as stored."""
 
-    def quantised(self, name: str) -> tuple[str, torch.Tensor] | None:
-        """The stored blocks of a matrix, [rows, row_bytes] uint8 on the CPU, and their type by
-        GGUF's name; None where the format has no blocks.
-        """
+    def blocks(self, name: str) -> Blocks | None:
+        """A matrix, or all rows of a stack of them; None in formats without blocks."""
 
-    def read_into(self, name: str, out: torch.Tensor) -> None:
-        """Convert the tensor into ``out``: same shape, any float dtype, any device."""
+    def parts(self, name: str, out: torch.Tensor) -> Iterable[Part]:
+        """What converts the tensor into ``out``: same shape, any float dtype, any device."""
 
 
 class WeightReader:
@@ -80,6 +92,7 @@ class WeightReader:
         self.checkpoint, self.device, self.dtype, self.types = checkpoint, device, dtype, types
         self.progress = progress
         self.nbytes = 0  # of everything handed out
+        self._runner = PartRunner(device)
         self._total = sum(checkpoint.nbytes(name) for name in checkpoint.shapes)
         self._done = 0
         self._taken: set[str] = set()
@@ -135,10 +148,10 @@ class WeightReader:
         matrices = {f"{name}.weight": (rows, width) for name, rows in parts.items()}
         on_cpu = self.device.type == "cpu"
         blocks = [] if dense and on_cpu else self._blocks(matrices)
-        if blocks and self.device.type == "cuda":
-            return self._quantised(blocks, width, added)
-        if blocks:
+        if blocks and on_cpu:
             return PackedLinear(blocks, added, types=self.types)
+        if blocks:
+            return self._quantised(blocks, width, added)
         return Linear(self._stack(matrices, self.types.weight), added, types=self.types)
 
     def _quantised(
@@ -146,23 +159,33 @@ class WeightReader:
     ) -> Product:
         from pkvchat.kernels.quant_linear import QuantLinear  # needs Triton
 
-        return QuantLinear([(kind, raw.to(self.device)) for kind, raw in blocks], width, bias)
+        return QuantLinear(blocks, width, bias)
 
     def _blocks(self, matrices: Mapping[str, Shape]) -> list[tuple[str, torch.Tensor]]:
-        """Stored blocks of all ``matrices`` where they can stay as they are, else []."""
+        """Type and stored blocks of all ``matrices`` where they can stay as they are, else []."""
+        found = []
+        for name, blocks in self._packable(matrices).items():
+            out = torch.empty(blocks.shape, dtype=torch.uint8, device=self.device)
+            self._runner.submit(blocks.parts(out))
+            found.append((blocks.type, out))
+            self._count(name, out.nbytes)
+        self._runner.wait()
+        return found
+
+    def _packable(self, matrices: Mapping[str, Shape]) -> dict[str, Blocks]:
+        """The blocks of all ``matrices``, or {} where products can't read one of them so."""
         for name, shape in matrices.items():
             self._check(name, shape)
-        bits = QUANT_BITS if self.device.type == "cuda" else PACKED_BITS
-        blocks = [self.checkpoint.quantised(name) for name in matrices]
-        found = [b for b in blocks if b and bits.get(b[0], math.inf) <= self.types.packed_bits]
-        if len(found) < len(matrices):
-            if self.device.type == "cuda" and self.types.packed_bits:
-                self._widened |= {b[0] for b in blocks if b and b[0] not in bits} - FLOATS
-            return []
-        for name in matrices:
-            self._count(name, self.checkpoint.nbytes(name))
-        self.packed |= {kind for kind, _ in found}
-        return found
+        on_cpu = self.device.type == "cpu"
+        bits = PACKED_BITS if on_cpu else QUANT_BITS
+        stored = {n: blocks for n in matrices if (blocks := self.checkpoint.blocks(n))}
+        kinds = {blocks.type for blocks in stored.values()}
+        if any(bits.get(kind, math.inf) > self.types.packed_bits for kind in kinds):
+            if not on_cpu and self.types.packed_bits:
+                self._widened |= kinds - bits.keys() - FLOATS.keys()
+            return {}
+        self.packed |= kinds
+        return stored
 
     def experts(self, name: str, count: int, rows: int, width: int) -> Sequence[Product]:
         """The tensor [count, rows, width] as one product an expert."""
@@ -181,7 +204,7 @@ class WeightReader:
         inner = next(iter(parts.values()))[1:]
         out = torch.empty((sum(rows), *inner), dtype=dtype, device=self.device)
         for name, part in zip(parts, torch.split(out, rows), strict=True):
-            self.checkpoint.read_into(name, part)
+            self._runner.submit(self.checkpoint.parts(name, part))
             self._count(name, part.nbytes)
         return out
 
@@ -206,7 +229,10 @@ class WeightReader:
             )
 
     def finish(self) -> None:
-        """Raises ModelError if the checkpoint holds tensors that the model has no place for."""
+        """Wait until all is read. Raises ModelError if that failed, or if the checkpoint holds
+        tensors that the model has no place for.
+        """
+        self._runner.wait()
         left = sorted(set(self.checkpoint.shapes) - self._taken)
         if left:
             shown = ", ".join(f"'{name}' {list(self.checkpoint.shapes[name])}" for name in left[:3])

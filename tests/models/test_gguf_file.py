@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,15 @@ from hypothesis import strategies as st
 
 from pkvchat.models.errors import ModelError
 from pkvchat.models.gguf_file import SUPPORTED, GgufFile
+from pkvchat.models.reading import Part, PartRunner
 
 ROWS, COLUMNS = 24, 512
+
+
+def read(parts: Iterable[Part]) -> None:
+    runner = PartRunner(torch.device("cpu"))
+    runner.submit(parts)
+    runner.wait()
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +68,16 @@ def test_dequantises_as_gguf_py(name: str, tmp_path: Path) -> None:
     assert file.tensors["t"].shape == (ROWS, COLUMNS)
     expected = torch.from_numpy(gguf.quants.dequantize(raw, kind).copy())
     out = torch.empty(ROWS, COLUMNS)
-    file.read_into("t", out)
+    read(file.parts("t", out))
     assert torch.equal(out, expected)
-    order = np.random.default_rng(0).permutation(ROWS)
+    places = torch.from_numpy(np.random.default_rng(0).permutation(ROWS))
     half = torch.empty(ROWS, COLUMNS, dtype=torch.bfloat16)
-    file.read_into("t", half, order)
-    assert torch.equal(half, expected[torch.from_numpy(order)].bfloat16())
+    read(file.parts("t", half, places))
+    assert torch.equal(half[places], expected.bfloat16())
+    blocks = file.blocks("t", places)
+    stored = torch.empty(blocks.shape, dtype=torch.uint8)
+    read(blocks.parts(stored))
+    assert (blocks.type, stored[places].numpy().tobytes()) == (name, raw.tobytes())
 
 
 def test_metadata(small: Path) -> None:

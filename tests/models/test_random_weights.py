@@ -38,13 +38,14 @@ def test_q4_k_m_gives_half_of_the_layers_more_bits():
 @pytest.mark.parametrize("quant", QUANTS)
 def test_weights_have_one_scale_whatever_the_type(quant, name):
     checkpoint = RandomCheckpoint(LLAMA, quant, CPU)
-    if (stored := checkpoint.quantised(name)) is None:
+    if (blocks := checkpoint.blocks(name)) is None:
         weight = torch.empty(checkpoint.shapes[name])
-        checkpoint.read_into(name, weight)
+        checkpoint.parts(name, weight)
     else:
-        kind, raw = stored
+        raw = torch.empty(blocks.shape, dtype=torch.uint8)
+        blocks.parts(raw)
         assert raw.nbytes == checkpoint.nbytes(name)
-        dequantised = quants.dequantize(raw[:64].numpy(), GGMLQuantizationType[kind])
+        dequantised = quants.dequantize(raw[:64].numpy(), GGMLQuantizationType[blocks.type])
         weight = torch.from_numpy(dequantised)
     assert weight.std() == pytest.approx(weight.shape[1] ** -0.5, rel=0.1)
     assert abs(weight.mean()) < 0.001

@@ -11,7 +11,7 @@ import torch
 
 from pkvchat.kernels.linear import LinearTypes
 from pkvchat.models.gguf_file import GgufFile
-from pkvchat.models.weights import WeightReader
+from pkvchat.models.weights import Blocks, WeightReader
 
 
 class Matrices:
@@ -24,8 +24,8 @@ class Matrices:
     def nbytes(self, name: str) -> int:
         return self.file.tensors[name].nbytes
 
-    def quantised(self, name: str) -> tuple[str, torch.Tensor]:
-        return self.file.tensors[name].type.name, self.file.raw_rows(name)
+    def blocks(self, name: str) -> Blocks:
+        return self.file.blocks(name)
 
 
 def gpu_reader(path: Path, tensors: dict[str, np.ndarray], packed_bits: int = 8) -> WeightReader:
@@ -56,7 +56,7 @@ def test_says_which_types_a_gpu_must_widen(tmp_path, kinds, packed_bits, note):
     ones = np.ones((4, 32), np.float32)
     reader = gpu_reader(tmp_path / "a.gguf", dict.fromkeys(kinds, ones), packed_bits)
     for kind in kinds:
-        reader._blocks({f"{kind}.weight": (4, 32)})  # puts nothing on the device
+        reader._packable({f"{kind}.weight": (4, 32)})  # puts nothing on the device
     assert reader.note.startswith(note) if note else reader.note == ""
 
 
