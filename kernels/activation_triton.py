@@ -15,12 +15,22 @@ _BLOCK = 512
 
 
 @triton.jit
+def gate(gates, ups, ACTIVATION: tl.constexpr):
+    """activation(gates) * ups in float32; ACTIVATION: "silu" or "gelu_tanh"."""
+    # gelu(x) = x * (1 + tanh(y)) / 2 = x * sigmoid(2 y), with y = sqrt(2 / pi) (x + 0.044715 x^3)
+    y = gates
+    if ACTIVATION == "gelu_tanh":
+        y = 1.5957691216057308 * (gates + 0.044715 * gates * gates * gates)
+    return gates * tl.sigmoid(y) * ups
+
+
+@triton.jit
 def _kernel(
     gate_up_ptr,
     out_ptr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    GELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -30,16 +40,14 @@ def _kernel(
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < WIDTH
     source = gate_up_ptr + row * (2 * WIDTH) + at
-    gate = tl.load(source, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(source + WIDTH, mask=mask, other=0.0).to(tl.float32)
-    # gelu(x) = x * (1 + tanh(y)) / 2 = x * sigmoid(2 y), with y = sqrt(2 / pi) (x + 0.044715 x^3)
-    y = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if GELU else gate
-    out = gate * tl.sigmoid(y) * up
+    gates = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    ups = tl.load(source + WIDTH, mask=mask, other=0.0).to(tl.float32)
+    out = gate(gates, ups, ACTIVATION)
     tl.store(out_ptr + row * WIDTH + at, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def gated_triton(gate_up: torch.Tensor, *, gelu: bool) -> torch.Tensor:
-    """See activation.silu_mul and gelu_tanh_mul."""
+def gated_triton(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """See activation.gated."""
     gate_up = gate_up.contiguous()
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_rows, width)
@@ -50,7 +58,7 @@ def gated_triton(gate_up: torch.Tensor, *, gelu: bool) -> torch.Tensor:
             out,
             WIDTH=width,
             BLOCK=_BLOCK,
-            GELU=gelu,
+            ACTIVATION=activation,
             PDL=pdl,
             launch_pdl=pdl,
         )

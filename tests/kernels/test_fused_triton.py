@@ -86,6 +86,6 @@ def test_write_kv(triton_device, head_dim):
 def test_gated_activations(triton_device, dtype, width):
     gate_up = random(triton_device, dtype, 3, 2 * width) * 3
     gate, up = gate_up.double().chunk(2, -1)
-    assert_close(gated_triton(gate_up, gelu=False), F.silu(gate) * up, dtype)
+    assert_close(gated_triton(gate_up, "silu"), F.silu(gate) * up, dtype)
     gelu = F.gelu(gate, approximate="tanh") * up
-    assert_close(gated_triton(gate_up, gelu=True), gelu, dtype)
+    assert_close(gated_triton(gate_up, "gelu_tanh"), gelu, dtype)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pkvchat.kernels.activation import gelu_tanh_mul, silu_mul
+from pkvchat.kernels.activation import gated
 from pkvchat.kernels.linear import Linear, LinearTypes
 from pkvchat.kernels.norm import add_rms_norm, rms_norm
 from pkvchat.kernels.packed import BITS, PackedLinear
@@ -68,9 +68,9 @@ def test_rope_turns_pairs(rotary_dim):
 def test_gated_activations():
     x = torch.randn(4, 20)
     gate, up = x.double().chunk(2, -1)
-    assert relative(silu_mul(x), gate / (1 + (-gate).exp()) * up) < 1e-6
+    assert relative(gated(x, "silu"), gate / (1 + (-gate).exp()) * up) < 1e-6
     inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
-    assert relative(gelu_tanh_mul(x), 0.5 * gate * (1 + inner.tanh()) * up) < 1e-6
+    assert relative(gated(x, "gelu_tanh"), 0.5 * gate * (1 + inner.tanh()) * up) < 1e-6
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5, 40])
