@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import ge, le
 from typing import TYPE_CHECKING, Protocol
 
 from .cost import CostModel, split_choices
 from .registry import STRATEGIES, why_unavailable
 from .strategy import StrategyUnavailable
+from .trials import Ranked, Trials, batch_kind
 
 if TYPE_CHECKING:  # the names are known without torch
     from .batch import AttentionShape
     from .calibration import Calibration
 
 _FORCED = "forced-"
-_CACHE_SIZE = 4096
+_TIE = 0.02  # a difference too small to speak of
+_HOLD_TOKENS, _HOLD_SHARE = 128, 32  # what a row may grow by before strategies are compared again
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,12 @@ class Policy(Protocol):
     def choose(self, lengths: tuple[int, ...]) -> Decision:
         """lengths: tokens of each decode row, the new one included; all >= 1."""
 
+    def observe(self, lengths: tuple[int, ...], decision: Decision, step_us: float) -> None:
+        """Learn from the time of a whole step that did nothing but decode as decided.
+
+        Called in the steps' order; steps may be left out.
+        """
+
 
 def policy_names() -> list[str]:
     return ["adaptive", *(_FORCED + name for name in STRATEGIES)]
@@ -47,7 +56,7 @@ def create_policy(
     shape: AttentionShape,
     calibration: Calibration,
     available: Sequence[str],
-    num_layers: int = 32,
+    num_layers: int,
 ) -> Policy:
     """num_layers: over which one step's planning is spread.
 
@@ -56,68 +65,105 @@ def create_policy(
     """
     if name not in policy_names():
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}")
-    if name.startswith(_FORCED):
-        forced = name.removeprefix(_FORCED)
-        if forced not in available:
-            why = why_unavailable(forced, shape) or f"{forced} is switched off"
-            raise StrategyUnavailable(f"--policy {name}: {why}")
-        candidates = [forced]
-    else:
-        candidates = [strategy for strategy in STRATEGIES if strategy in available]
     model = CostModel(shape, calibration.workers, calibration.costs, num_layers)
-    return CostPolicy(name, candidates, model)
+    if not name.startswith(_FORCED):
+        return CostPolicy(name, [s for s in STRATEGIES if s in available], model)
+    forced = name.removeprefix(_FORCED)
+    if forced not in available:
+        why = why_unavailable(forced, shape) or f"{forced} was not there when this model started"
+        raise StrategyUnavailable(f"--policy {name}: {why}")
+    return CostPolicy(name, [forced], model)
 
 
 class CostPolicy:
     """The candidate, with its num_splits, that the cost model predicts to be fastest.
 
-    Predictions are made for lengths rounded up to eighths of an octave of pages and kept, since a
-    step's lengths rarely leave the eighths of the step before.
+    A comparison holds while the same rows grow by a little: most steps only check that. With more
+    than one candidate, trials correct the model by what steps really took.
     """
 
     def __init__(self, name: str, candidates: Sequence[str], model: CostModel) -> None:
         self.name = name
         self.candidates = candidates
         self.model = model
-        self._cache: dict[tuple[int, ...], tuple[str, int, dict[str, float], str]] = {}
+        self._trials = Trials(model.num_layers)
+        self._from: tuple[int, ...] = ()  # lengths from which the comparison holds,
+        self._to: tuple[int, ...] = ()  # and up to which
+        self._best = ""
+        self._num_splits: dict[str, int] = {}
+        self._predicted_us: dict[str, float] = {}
+        self._why = ""
 
     def choose(self, lengths: tuple[int, ...]) -> Decision:
-        page_size = self.model.shape.page_size
-        key = tuple(sorted([_rounded(-(-length // page_size)) for length in lengths]))
-        found = self._cache.get(key)
-        if found is None:
-            if len(self._cache) >= _CACHE_SIZE:
-                self._cache.clear()
-            found = self._cache[key] = self._compare(key)
-        strategy, num_splits, predicted_us, why = found
-        return Decision(strategy, num_splits, predicted_us, f"{_batch(lengths)}: {why}")
+        if not self._holds(lengths):
+            self._compare(lengths)
+        strategy, why = self._best, self._why
+        trial = self._trials.next_trial()
+        if trial is not None:
+            strategy, why = trial, f"a trial of {trial} for this step; else {why}"
+        return Decision(
+            strategy, self._num_splits[strategy], self._predicted_us, f"{_batch(lengths)}: {why}"
+        )
 
-    def _compare(self, tiles: tuple[int, ...]) -> tuple[str, int, dict[str, float], str]:
-        best: dict[str, tuple[float, int]] = {}
+    def observe(self, lengths: tuple[int, ...], decision: Decision, step_us: float) -> None:
+        if self._holds(lengths) and self._trials.observe(decision.strategy, step_us):
+            self._compare(lengths)
+
+    def _holds(self, lengths: tuple[int, ...]) -> bool:
+        return (
+            len(lengths) == len(self._to)
+            and all(map(le, lengths, self._to))
+            and all(map(ge, lengths, self._from))
+        )
+
+    def _compare(self, lengths: tuple[int, ...]) -> None:
+        self._from = lengths
+        self._to = tuple([n + max(_HOLD_TOKENS, n // _HOLD_SHARE) for n in lengths])
+        tiles = [-(-length // self.model.shape.page_size) for length in lengths]
+        kind, ranked = batch_kind(lengths), []
         for strategy in self.candidates:
             splits = split_choices(strategy, tiles, self.model.shape, self.model.workers)
-            best[strategy] = min((self.model.predict(strategy, tiles, s), s) for s in splits)
-        ranked = sorted(best, key=lambda strategy: best[strategy][0])
-        first, num_splits = ranked[0], best[ranked[0]][1]
-        predicted = {strategy: round(us, 1) for strategy, (us, _) in best.items()}
-        label = f"{first} in {num_splits} splits" if num_splits > 1 else first
+            us, num_splits = min((self.model.predict(strategy, tiles, s), s) for s in splits)
+            self._num_splits[strategy] = num_splits
+            ranked.append(Ranked(strategy, us, us * self._trials.factor(kind, strategy)))
+        self._predicted_us = {r.strategy: round(r.us, 1) for r in ranked}
+        ranked.sort(key=lambda r: r.us)
+        self._best = ranked[0].strategy
+        self._why = self._reason(ranked)
+        self._trials.watch(kind, ranked)
+
+    def _reason(self, ranked: Sequence[Ranked]) -> str:
+        first, *others = ranked
+        name = self._label(first)
         if self.name.startswith(_FORCED):
-            why = f"{label}, forced"
-        elif len(ranked) == 1:
-            why = f"{label} is all that runs here"
-        else:
-            ratio = best[ranked[1]][0] / max(best[first][0], 1e-9)
-            why = f"{label} is predicted {ratio:.2f}x as fast as {ranked[1]}"
-        return first, num_splits, predicted, why
+            return f"{name}, forced"
+        if not others:
+            return f"{name} is all that runs here"
+        second, ratio = others[0], others[0].us / max(first.us, 1e-9)
+        tried = any(r.us != r.model_us for r in (first, second))
+        by = "going by trials, " if tried else ""
+        if ratio < 1 + _TIE:
+            both = f"{name} and {self._label(second)} should take about the same"
+            return f"{by}{both}, {_us(first.us)} us a layer"
+        more = f"{ratio - 1:.0%} more" if ratio < 2 else f"{ratio:.1f} times that"
+        return (
+            f"{by}{name} should take {_us(first.us)} us a layer, "
+            f"{self._label(second)} {_us(second.us)} ({more})"
+        )
+
+    def _label(self, ranked: Ranked) -> str:
+        splits = self._num_splits[ranked.strategy]
+        return f"{ranked.strategy} in {splits} splits" if splits > 1 else ranked.strategy
 
 
-def _rounded(tiles: int) -> int:
-    """Up to the next of eight steps per octave; exact up to 16."""
-    step = 1 << max(0, tiles.bit_length() - 4)
-    return -(-tiles // step) * step
+def _us(us: float) -> str:
+    return f"{us:.1f}" if us < 100 else f"{us:.0f}"
 
 
 def _batch(lengths: tuple[int, ...]) -> str:
     if len(lengths) == 1:
         return f"1 chat of {lengths[0]} tokens"
-    return f"{len(lengths)} chats of {min(lengths)} to {max(lengths)} tokens"
+    shortest, longest = min(lengths), max(lengths)
+    if shortest == longest:
+        return f"{len(lengths)} chats of {longest} tokens each"
+    return f"{len(lengths)} chats of {shortest} to {longest} tokens"

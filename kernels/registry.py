@@ -33,7 +33,8 @@ def create_strategy(name: str, shape: AttentionShape) -> Strategy:
     device = shape.device.type
     implementations = _ON_CUDA if device == "cuda" else _ON_CPU
     if name not in implementations:
-        raise StrategyUnavailable(f"{name} needs a CUDA device, and this is {device}")
+        others = ", ".join(implementations)
+        raise StrategyUnavailable(f"{name} needs a CUDA device; {device} has {others}")
     module, cls = implementations[name]
     try:
         strategy: Strategy = getattr(import_module(f".{module}", __package__), cls)(shape)

@@ -30,7 +30,7 @@ lengths = st.lists(st.integers(1, 100_000), min_size=1, max_size=16).map(tuple)
 
 
 def policy(name="adaptive", shape=CPU, available=ON_CPU, calibration=CALIBRATION):
-    return create_policy(name, shape, calibration, available)
+    return create_policy(name, shape, calibration, available, num_layers=32)
 
 
 def test_names_are_adaptive_and_one_per_strategy():
@@ -117,20 +117,53 @@ def test_one_row_has_a_split_for_each_resident_program():
     assert split_choices("workqueue", [4096], CUDA, 132) == [1]
 
 
-@given(length=st.integers(1, 200_000))
-def test_a_decision_is_right_for_a_length_close_by(length):
-    """Lengths are rounded up for the cache, by an eighth at most."""
-    model = policy().model
-    decision = policy("forced-sdpa").choose((length,))
-    exact = model.predict("sdpa", [-(-length // 16)], 1)
-    assert exact * 0.999 - 0.1 <= decision.predicted_us["sdpa"] <= exact * 1.125 + 0.1
+@given(lengths=lengths, steps=st.lists(st.integers(1, 300), max_size=8))
+def test_a_comparison_holds_while_rows_grow_a_little(lengths, steps):
+    def predicted(policy, lengths):
+        return policy.choose(tuple(lengths)).predicted_us["sdpa"]
+
+    kept = policy("forced-sdpa")
+    for step in [0, *steps]:
+        lengths = [length + step for length in lengths]
+        earlier = [max(1, n - max(128, n // 32)) for n in lengths]
+        least, most = (predicted(policy("forced-sdpa"), of) for of in (earlier, lengths))
+        assert least <= predicted(kept, lengths) <= most
+
+
+@given(before=lengths, after=lengths)
+def test_a_comparison_is_of_the_rows_there_are(before, after):
+    """Rows that came, went or began again are compared anew."""
+    kept = policy("forced-split")
+    kept.choose(before)
+    decision, anew = kept.choose(after), policy("forced-split").choose(after)
+    grown = len(before) == len(after) and all(
+        0 <= b - a <= max(128, a // 32) for a, b in zip(before, after, strict=True)
+    )
+    assert grown or decision == anew
+
+
+def reason_for(us, lengths=(900,), **options):
+    """The reason where each strategy takes so many us, whatever the work."""
+    costs = {name: StrategyCost(0, 0, 0, 0, 0, 0, eager=each) for name, each in us.items()}
+    options = {"available": list(us), "calibration": Calibration(2, costs)} | options
+    return policy(**options).choose(lengths).reason
 
 
 def test_reasons_are_sentences():
-    reason = policy().choose((300,) * 7 + (400,)).reason
-    assert reason == "8 chats of 300 to 400 tokens: workqueue is predicted 1.38x as fast as split"
-    only = policy(available=["sdpa"]).choose((100,)).reason
-    assert only == "1 chat of 100 tokens: sdpa is all that runs here"
+    close = {"split": 10, "workqueue": 10.1, "sdpa": 50}
+    assert reason_for(close) == (
+        "1 chat of 900 tokens: split and workqueue should take about the same, 10.0 us a layer"
+    )
+    assert reason_for(close | {"split": 400}, (300,) * 7 + (400,)) == (
+        "8 chats of 300 to 400 tokens: workqueue should take 10.1 us a layer, sdpa 50.0 (5.0 times "
+        "that)"
+    )
+    assert reason_for({"workqueue": 100, "sdpa": 130}, (5, 5)) == (
+        "2 chats of 5 tokens each: workqueue should take 100 us a layer, sdpa 130 (30% more)"
+    )
+    assert reason_for({"sdpa": 3}) == "1 chat of 900 tokens: sdpa is all that runs here"
+    forced = reason_for(close, name="forced-sdpa")
+    assert forced == "1 chat of 900 tokens: sdpa, forced"
 
 
 @pytest.mark.parametrize("shape", [CPU, CUDA], ids=["cpu", "cuda"])
