@@ -217,6 +217,7 @@ class Engine:
             tokens_per_s=batch / elapsed,
             pages_used=self.pool.num_used,
             pages_total=self.pool.capacity,
+            pages_shared=self.pool.num_shared,
         )
 
     def _starved_line(self, seq: Sequence) -> str:

@@ -25,6 +25,7 @@ class PagePool:
         self._free = list(range(num_pages - 1, SCRATCH_PAGE, -1))  # descending: pop() is the lowest
         self._sorted = True
         self._refs = [0] * num_pages
+        self._num_shared = 0
 
     @property
     def capacity(self) -> int:
@@ -38,6 +39,11 @@ class PagePool:
     @property
     def num_used(self) -> int:
         return self.capacity - self.num_free
+
+    @property
+    def num_shared(self) -> int:
+        """Pages that more than one chat reads."""
+        return self._num_shared
 
     def allocate(self, count: int) -> list[int]:
         """``count`` pages with one reference each. Raises PoolFull, taking none, if too few."""
@@ -58,6 +64,7 @@ class PagePool:
                 raise ValueError(f"page {page} is free and cannot be shared")
         for page in pages:
             self._refs[page] += 1
+            self._num_shared += self._refs[page] == 2
 
     def release(self, pages: Sequence[int]) -> None:
         """One reference less; a page without references is free again."""
@@ -65,6 +72,7 @@ class PagePool:
             if self._refs[page] == 0:
                 raise ValueError(f"page {page} is already free")
             self._refs[page] -= 1
+            self._num_shared -= self._refs[page] == 1
             if self._refs[page] == 0:
                 self._free.append(page)
                 self._sorted = False
@@ -80,6 +88,8 @@ class PagePool:
                 raise AssertionError(
                     f"page {page}: {self._refs[page]} references, {held[page]} owners"
                 )
+        if self._num_shared != sum(refs > 1 for refs in self._refs):
+            raise AssertionError(f"{self._num_shared} pages counted as shared")
         free = set(self._free)
         if len(free) != len(self._free) or free != {
             p for p in range(1, self.num_pages) if not self._refs[p]

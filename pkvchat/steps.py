@@ -11,6 +11,7 @@ from pathlib import Path
 class StepRecord:
     """seq_lens: tokens of each row. predicted_us: the policy's estimate of one layer's attention,
     per candidate. step_ms: the whole step. tokens_per_s: tokens decoded in it over its time.
+    pages_shared: of those used, the ones that more than one chat reads.
     """
 
     step: int
@@ -24,6 +25,7 @@ class StepRecord:
     tokens_per_s: float
     pages_used: int
     pages_total: int
+    pages_shared: int = 0
 
 
 class StepWriter:

@@ -44,6 +44,7 @@ KEYS = {
     "tokens_per_s",
     "pages_used",
     "pages_total",
+    "pages_shared",
 }
 
 
