@@ -53,7 +53,7 @@ class FlashInfer:
                 f"flashinfer cannot be imported ({error}); pip install flashinfer-python"
             ) from error
         self.shape = shape
-        self._tensor_cores = shape.group_size >= 4 if tensor_cores is None else tensor_cores
+        self.tensor_cores = shape.group_size >= 4 if tensor_cores is None else tensor_cores
         self._wrapper_class: Any = BatchDecodeWithPagedKVCacheWrapper
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
         # A graph's wrapper keeps to one size, and its buffers to their place.
@@ -110,7 +110,7 @@ class FlashInfer:
             self._wrappers[key] = self._wrapper_class(
                 self._workspace,
                 "HND",
-                use_tensor_cores=self._tensor_cores,
+                use_tensor_cores=self.tensor_cores,
                 **self._buffers(pages.static),
             )
         self._wrappers[key].plan(
