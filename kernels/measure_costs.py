@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from .batch import AttentionShape, DecodeBatch, LayerSpec
-from .calibration import Calibration, Progress
+from .calibration import Calibration, Progress, count_workers
 from .cost import StrategyCost, Work, split_choices, strategy_work
 from .kv import allocate_kv, page_bytes
 from .registry import create_strategy
@@ -105,7 +105,7 @@ class CpuBench:
 
     def __init__(self, shape: AttentionShape, budget_s: float) -> None:
         self.shape, self.budget_s = shape, budget_s
-        self.workers = torch.get_num_threads()
+        self.workers = count_workers(shape.device)
         size = shape.page_size
         most = max(sum(-(-length // size) for length in lengths) for lengths in _CPU_LENGTHS) + 1
         layers = min(8, max(2, _COLD_BYTES // (most * page_bytes(1, shape))))

@@ -9,6 +9,7 @@ from statistics import median
 import torch
 
 from .batch import AttentionShape, DecodeBatch, LayerSpec
+from .calibration import count_workers
 from .cost import split_choices, strategy_work
 from .graph_timing import captured, replay_us
 from .kv import page_bytes
@@ -41,7 +42,7 @@ class CudaBench:
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
-        self.workers = torch.cuda.get_device_properties(shape.device).multi_processor_count
+        self.workers = count_workers(shape.device)
         free, _ = torch.cuda.mem_get_info(shape.device)
         page = page_bytes(1, shape)
         num_pages = min(_POOL_BYTES, free // 2) // page

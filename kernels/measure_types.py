@@ -69,8 +69,7 @@ def _measure(progress: Progress) -> DeviceTypes:
     progress(stage, 3, steps)
     kv = _pick(_best({dtype: _attention(dtype) for dtype in _DTYPES}, 0.3))
     progress(stage, steps, steps)
-    # Between products float32 is as fast: there, what counts is the number of operations.
-    return DeviceTypes(replace(types, few_limit=few_limit), torch.float32, kv)
+    return DeviceTypes(replace(types, few_limit=few_limit), kv)
 
 
 def _few_limit(as_few: _Linears, as_many: _Linears) -> int:

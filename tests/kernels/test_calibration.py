@@ -8,19 +8,18 @@ import pytest
 import torch
 
 from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.calibration import Calibration, Calibrator, DeviceTypes, Store, shape_key
+from pkvchat.kernels.calibration import Calibration, Calibrator, DeviceTypes
 from pkvchat.kernels.cost import StrategyCost
 from pkvchat.kernels.linear import LinearTypes
 from pkvchat.kernels.policy import create_policy
+from pkvchat.kernels.records import VERSION, Store, shape_key, shipped_name
 from pkvchat.kernels.registry import STRATEGIES, why_unavailable
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 64, 16, torch.float32, CPU)
 COST = StrategyCost(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 CALIBRATION = Calibration(2, {"sdpa": COST, "split": COST})
-TYPES = DeviceTypes(
-    LinearTypes(torch.float16, torch.float16, torch.bfloat16, 16, 4), torch.float32, torch.float16
-)
+TYPES = DeviceTypes(LinearTypes(torch.float16, torch.float16, torch.bfloat16, 16, 4), torch.float16)
 
 
 def calibrator(store, progress=lambda *args: None, *, busy=False, fresh=False):
@@ -29,7 +28,7 @@ def calibrator(store, progress=lambda *args: None, *, busy=False, fresh=False):
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path / "calibration")
+    return Store(tmp_path / "calibration", tmp_path / "shipped")
 
 
 @pytest.fixture
@@ -57,11 +56,12 @@ def test_a_good_record_is_used_and_not_measured(saved):
         AttentionShape(4, 2, 64, 32, torch.float32, CPU),
         AttentionShape(8, 2, 64, 16, torch.float32, CPU),
         AttentionShape(4, 2, 64, 16, torch.float16, CPU),
+        AttentionShape(4, 2, 64, 16, torch.float32, CPU, torch.int8),
     ],
 )
 def test_another_shape_has_another_record(saved, change):
     store, _ = saved
-    assert store.load("strategies", shape_key(change)) is None
+    assert store.load("strategies", shape_key(change), Calibration.from_json) is None
 
 
 def test_a_record_made_before_eager_steps_were_charged_still_counts(saved):
@@ -132,6 +132,64 @@ def test_a_strategy_the_record_lacks_is_measured(saved):
     store, _ = saved
     calibration = calibrator(store).costs(SHAPE, ["sdpa", "workqueue"])
     assert set(calibration.costs) == {"sdpa", "workqueue"}
+
+
+@pytest.fixture
+def shipped(store):
+    """A store with no record of its own and a shipped one for SHAPE, and that record's path.
+
+    Made with other versions: those of a shipped record never are exactly those here.
+    """
+    key = shape_key(SHAPE)
+    path = store.shipped / shipped_name(key)
+    path.parent.mkdir()
+    record = {"version": VERSION, "key": key | {"torch": "1.0"}, "data": CALIBRATION.to_json()}
+    path.write_text(json.dumps(record))
+    return store, path
+
+
+def test_a_shipped_record_saves_measuring(shipped):
+    store, _ = shipped
+    two = Calibration(torch.get_num_threads(), CALIBRATION.costs)
+    damage(shipped[1], lambda r: r["data"].update(workers=two.workers))
+    assert calibrator(store).costs(SHAPE, ["sdpa", "split"]) == two
+    assert not store.directory.exists()
+    (note,) = store.notes
+    assert "shipped" in note
+    assert "pkvchat calibrate" in note
+
+
+def test_a_measured_record_beats_a_shipped_one(shipped):
+    store, _ = shipped
+    measured = calibrator(store, fresh=True).costs(SHAPE, ["sdpa"])
+    assert measured != CALIBRATION
+    assert calibrator(store).costs(SHAPE, ["sdpa"]) == measured
+    assert not store.notes
+
+
+@pytest.mark.parametrize("name", ["cut short", "another device", "nan", "costs a list"])
+def test_a_damaged_or_unfit_shipped_record_is_left_alone(shipped, name):
+    store, path = shipped
+    DAMAGES[name](path)
+    damaged = path.read_bytes()
+    assert calibrator(store).costs(SHAPE, ["sdpa"]) != CALIBRATION
+    assert path.read_bytes() == damaged
+    assert ["damaged" in note for note in store.notes] == [True]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda record: record["data"].update(workers=999),
+        lambda record: record["data"]["costs"].pop("sdpa"),
+    ],
+    ids=["more processors", "fewer strategies"],
+)
+def test_a_shipped_record_that_does_not_fit_is_not_used(shipped, edit):
+    store, path = shipped
+    damage(path, edit)
+    assert "sdpa" in calibrator(store).costs(SHAPE, ["sdpa"]).costs
+    assert len(list(store.directory.iterdir())) == 1
 
 
 def test_fresh_measures_where_there_is_a_record(saved):
