@@ -23,6 +23,7 @@ class Version:
 
     reason: why the answer ended ("stop", "length", "context", "cancelled", "error" or "died"),
     "" while it runs. The counts and times are Finished's; they stay 0 for text nobody generated.
+    model: who wrote it, "" where that isn't known.
     """
 
     text: str = ""
@@ -30,6 +31,7 @@ class Version:
     new_tokens: int = 0
     ttft_s: float = 0.0
     tokens_per_s: float = 0.0
+    model: str = ""
 
 
 @dataclass(eq=False)

@@ -25,7 +25,10 @@ class ChatMessage:
 
 @dataclass(frozen=True)
 class Submit:
-    """Answer ``messages`` (the whole conversation, ending with the user's) in chat ``chat_id``."""
+    """Answer ``messages`` (the whole conversation, ending with the user's) in chat ``chat_id``.
+
+    Where they end with the assistant's, that answer is carried on.
+    """
 
     chat_id: str
     messages: tuple[ChatMessage, ...]
@@ -55,6 +58,15 @@ class Fork:
 
 
 @dataclass(frozen=True)
+class CountTokens:
+    """How long a prompt ``messages`` would make. number: the interface's own, given back."""
+
+    chat_id: str
+    number: int
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True)
 class SetPolicy:
     """Change the policy from the next decode step on: "adaptive" or "forced-NAME"."""
 
@@ -66,7 +78,7 @@ class Shutdown:
     """End the engine."""
 
 
-Command = Submit | Stop | Close | Fork | SetPolicy | Shutdown
+Command = Submit | Stop | Close | Fork | CountTokens | SetPolicy | Shutdown
 
 
 # --- events -----------------------------------------------------------------------------------
@@ -83,7 +95,10 @@ class Loading:
 
 @dataclass(frozen=True)
 class Ready:
-    """The engine can answer. ``strategies`` maps each name to "" or why it cannot run here."""
+    """The engine can answer. ``strategies`` maps each name to "" or why it cannot run here.
+
+    template: the chat template in use, as Jinja.
+    """
 
     model: str
     device: str
@@ -94,6 +109,7 @@ class Ready:
     policy: str
     strategies: dict[str, str]
     notes: tuple[str, ...] = ()
+    template: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,6 +172,15 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """The answer to CountTokens, unless a newer one overtook it."""
+
+    chat_id: str
+    number: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class PolicyChanged:
     """The answer to SetPolicy."""
 
@@ -185,6 +210,7 @@ Event = (
     | Finished
     | Failed
     | Notice
+    | Counted
     | PolicyChanged
     | Steps
     | Died

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .chats import Chat, Message, Version
-from .messages import ChatMessage, Delta, Event, Failed, Finished, Notice, Prefilled, Started
+from .messages import (
+    ChatMessage,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Notice,
+    Prefilled,
+    Started,
+    Submit,
+)
+from .sampling import SamplingParams
 
 _NEARLY_FULL = 0.8
 _CHOICES = (
@@ -29,6 +40,8 @@ class OpenChat:
 
     context_tokens: of this chat in the context, as last known. warned: that it fills up.
     chars_per_token: of the last prompt read, to estimate what is typed from.
+    carried: tokens that the running answer had when it was carried on.
+    first_token: when the running answer's first token came, in monotonic seconds.
     """
 
     chat: Chat = field(default_factory=Chat)
@@ -41,6 +54,8 @@ class OpenChat:
     context_tokens: int = 0
     warned: bool = False
     chars_per_token: float = 4.0
+    carried: int = 0
+    first_token: float = 0.0
 
     @property
     def busy(self) -> bool:
@@ -58,6 +73,24 @@ class OpenChat:
     @property
     def queued(self) -> list[Message]:
         return [message for message in self.chat.messages if message.queued]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the running answer so far; 0 where none decodes yet."""
+        answer = self.answer
+        if answer is None or self.phase is not Phase.DECODE:
+            return 0.0
+        seconds = time.monotonic() - self.first_token
+        return max(answer.new_tokens - self.carried - 1, 0) / seconds if seconds else 0.0
+
+    def prefill_pace(self) -> tuple[float, float]:
+        """Prompt tokens read per second, and the seconds left; zeros before the first are read."""
+        seconds = time.monotonic() - self.prefill_started
+        read = self.prefill_done - self.prefill_from
+        if read <= 0 or seconds <= 0:
+            return 0.0, 0.0
+        rate = read / seconds
+        return rate, (self.prefill_total - self.prefill_done) / rate
 
     # --- what a person does -------------------------------------------------------------------
 
@@ -88,12 +121,27 @@ class OpenChat:
             if message.role == "assistant":
                 message.versions.append(Version())
                 message.chosen = len(message.versions) - 1
+                self.carried = 0
                 self.phase = Phase.WAITING
                 return True
             if message.role == "user":
                 self._begin()
                 return True
         return False
+
+    def carry_on(self) -> bool:
+        """Go on with the last answer where it was cut short. False: there is none such."""
+        said = [m for m in self.chat.messages if m.role in ("user", "assistant") and not m.queued]
+        if self.busy or not said or said[-1].role != "assistant":
+            return False
+        answer = said[-1].version
+        answer.text = answer.text.rstrip("\N{REPLACEMENT CHARACTER}")  # half a character was lost
+        if not answer.text or answer.reason == "stop":
+            return False
+        answer.reason = ""
+        self.carried = answer.new_tokens
+        self.phase = Phase.WAITING
+        return True
 
     def take_back_queue(self) -> str:
         """Remove the queued prompts and return their text for the composer."""
@@ -105,12 +153,22 @@ class OpenChat:
         """Give up an answer that no engine has seen; returns its prompt for the composer."""
         answer = self.answer
         self.phase = Phase.IDLE
+        if answer and answer.text:  # it was to be carried on
+            answer.reason = "cancelled"
+            return ""
         return self._remove(answer) if answer else ""
 
+    def submission(self, params: SamplingParams, model: str) -> Submit:
+        """For the engine: all up to the prompt whose answer is awaited, and what there is of the
+        answer if it is carried on. ``model`` is who writes it."""
+        if self.answer:
+            self.answer.model = model
+        return Submit(self.chat.id, self.conversation(), params)
+
     def conversation(self) -> tuple[ChatMessage, ...]:
-        """What to submit: all up to the prompt whose answer is awaited."""
+        """What the awaited answer follows."""
         running = self.answer
-        ends = (i for i, m in enumerate(self.chat.messages) if m.version is running)
+        ends = (i for i, m in enumerate(self.chat.messages, 1) if m.version is running)
         return self.chat.conversation(next(ends, None))
 
     def _begin(self) -> None:
@@ -118,6 +176,7 @@ class OpenChat:
         messages = self.chat.messages
         messages[:] = [m for m in messages if not m.queued]
         messages += [Message.of("assistant", ""), *queued]
+        self.carried = 0
         self.phase = Phase.WAITING
 
     # --- what the engine says -----------------------------------------------------------------
@@ -136,13 +195,15 @@ class OpenChat:
             case Prefilled(done=done, total=total) if answer:
                 self.prefill_done, self.prefill_total = done, total
             case Delta(text=text, num_tokens=count) if answer:
+                if self.phase is not Phase.DECODE:
+                    self.first_token = time.monotonic()
                 self.phase = Phase.DECODE
                 answer.text += text
                 answer.new_tokens += count
                 self.context_tokens += count
             case Finished() if answer:
                 answer.reason = event.reason
-                answer.new_tokens = event.new_tokens
+                answer.new_tokens = self.carried + event.new_tokens
                 answer.ttft_s, answer.tokens_per_s = event.ttft_s, event.tokens_per_s
                 self.context_tokens = event.prompt_tokens + event.new_tokens
                 self.phase = Phase.IDLE

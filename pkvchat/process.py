@@ -10,9 +10,23 @@ import time
 import traceback
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
-from .messages import Command, Delta, Event, Failed, Loading, Prefilled, Shutdown, Steps
+from .messages import (
+    Command,
+    CountTokens,
+    Delta,
+    Event,
+    Failed,
+    Loading,
+    Prefilled,
+    Shutdown,
+    Steps,
+)
 from .options import EngineOptions
+
+if TYPE_CHECKING:
+    from .service import ChatService
 
 FLUSH_S = 1 / 10  # a frame: what comes faster goes out together
 
@@ -57,6 +71,31 @@ class Outbox:
             if closed:
                 return
             time.sleep(FLUSH_S)
+
+
+class TokenCounter:
+    """Counts in a thread of its own, so that no decode step waits for it; the newest request is
+    answered, those before it that still wait are not."""
+
+    def __init__(self, service: ChatService, outbox: Outbox) -> None:
+        self._service = service
+        self._outbox = outbox
+        self._request: CountTokens | None = None
+        self._wake = threading.Condition()
+        threading.Thread(target=self._run, name="token counter", daemon=True).start()
+
+    def put(self, request: CountTokens) -> None:
+        with self._wake:
+            self._request = request
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._request is not None)
+                request, self._request = self._request, None
+            if request is not None:
+                self._outbox.put(self._service.handle(request))
 
 
 def coalesce(events: list[Event]) -> list[Event]:
@@ -117,9 +156,13 @@ def _serve(options: EngineOptions, connection: Connection, outbox: Outbox) -> No
         options, lambda stage, done, total: outbox.put([Loading(stage, done, total)])
     )
     outbox.put([service.ready])
+    counter = TokenCounter(service, outbox)
     while True:
         while connection.poll(None if service.idle else 0):
             command: Command = connection.recv()
+            if isinstance(command, CountTokens):
+                counter.put(command)
+                continue
             outbox.put(service.handle(command))
             if isinstance(command, Shutdown):
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,8 +13,11 @@ from pkvchat.models.tokenizer import Detokenizer
 
 from .engine import RequestRefused, StepOutput, Token
 from .messages import (
+    ChatMessage,
     Close,
     Command,
+    Counted,
+    CountTokens,
     Delta,
     Event,
     Failed,
@@ -43,6 +47,11 @@ class _Stream:
     prompt_tokens: int
     new_tokens: int = 0
     first_token: float = 0.0
+
+
+def _is_open(messages: Sequence[ChatMessage]) -> bool:
+    """An answer that was cut short is to be carried on."""
+    return bool(messages) and messages[-1].role == "assistant"
 
 
 class ChatService:
@@ -78,6 +87,8 @@ class ChatService:
                 case Fork(source, target):
                     with suppress(KeyError):  # a chat that has no KV yet: nothing to share
                         self._engine.fork(source, target)
+                case CountTokens(chat_id, number):
+                    return [Counted(chat_id, number, len(self._prompt(command.messages)))]
                 case SetPolicy(name):
                     return self._set_policy(name)
                 case Shutdown():
@@ -101,16 +112,19 @@ class ChatService:
     def _submit(self, command: Submit) -> list[Event]:
         submitted = time.perf_counter()
         loaded = self._started.loaded
-        messages = [{"role": m.role, "content": m.content} for m in command.messages]
         known = loaded.template.fallback_note
-        tokens = loaded.template.encode(messages, loaded.tokenizer)
+        tokens = self._prompt(command.messages)
         note = loaded.template.fallback_note  # a template may fail on this conversation only
         cached = self._engine.submit(command.chat_id, tokens, command.params, loaded.stop_ids)
-        self._streams[command.chat_id] = _Stream(
-            loaded.tokenizer.detokenizer(), submitted, len(tokens)
-        )
+        detokenizer = loaded.tokenizer.detokenizer(open=_is_open(command.messages))
+        self._streams[command.chat_id] = _Stream(detokenizer, submitted, len(tokens))
         notices: list[Event] = [Notice(command.chat_id, note)] if note != known else []
         return [*notices, Started(command.chat_id, len(tokens), cached)]
+
+    def _prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
+        loaded = self._started.loaded
+        encode = loaded.template.encode_open if _is_open(messages) else loaded.template.encode
+        return encode([vars(message) for message in messages], loaded.tokenizer)
 
     def _set_policy(self, name: str) -> list[Event]:
         self._engine.set_policy(self._started.make_policy(name))

@@ -83,6 +83,7 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
         policy=options.policy,
         strategies=built.strategies,
         notes=(*loaded.notes, *([built.note] if built.note else []), *calibrator.notes),
+        template=loaded.template.source,
     )
     return Started(built.engine, loaded, ready, built.make_policy)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_data_path
 
@@ -46,7 +47,9 @@ MIGRATIONS = (
         PRIMARY KEY (message_id, number)
     );
     """,
+    "ALTER TABLE versions ADD COLUMN model TEXT NOT NULL DEFAULT ''",
 )
+_VERSION = "text, reason, new_tokens, ttft_s, tokens_per_s, model"  # Version's fields, in order
 _SNIPPET = 60  # characters of a search hit's surroundings
 
 
@@ -164,11 +167,9 @@ class ChatStore:
                 (message.id, chat.id, place, message.role, message.chosen, message.queued),
             )
             db.executemany(
-                "INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (message.id, n, _utf8(v.text), v.reason, v.new_tokens, v.ttft_s, v.tokens_per_s)
-                    for n, v in enumerate(message.versions)
-                ],
+                f"INSERT OR REPLACE INTO versions (message_id, number, {_VERSION}) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [(message.id, n, *_row(version)) for n, version in enumerate(message.versions)],
             )
 
     def delete(self, chat_id: str) -> None:
@@ -191,32 +192,24 @@ class ChatStore:
 
     def open_chats(self) -> list[Chat]:
         """The chats that were open in tabs, in their order. Raises ChatError."""
-        try:
-            rows = self._db.execute("SELECT id FROM chats WHERE tab IS NOT NULL ORDER BY tab")
-            return [self.load(chat_id) for (chat_id,) in rows.fetchall()]
-        except sqlite3.Error as error:
-            raise ChatError(
-                f"{self.path} cannot be read: {error}; move it away to start afresh, "
-                "or save what it holds with sqlite3's .recover"
-            ) from error
+        rows = self._rows("SELECT id FROM chats WHERE tab IS NOT NULL ORDER BY tab")
+        return [self.load(chat_id) for (chat_id,) in rows]
 
     def load(self, chat_id: str) -> Chat:
         """A chat as it was saved; an answer that was still running ends with reason "quit".
 
-        Raises KeyError if there is none.
+        Raises ChatError if there is none, or the file cannot be read.
         """
-        row = self._db.execute(
-            "SELECT title, system, draft FROM chats WHERE id = ?", (chat_id,)
-        ).fetchone()
-        if row is None:
-            raise KeyError(chat_id)
-        title, system, draft = row
+        rows = self._rows("SELECT title, system, draft FROM chats WHERE id = ?", chat_id)
+        if not rows:
+            raise ChatError(f"that chat is no longer in {self.path}: it was deleted meanwhile")
+        ((title, system, draft),) = rows
         messages = [
             Message(role, self._versions(id), chosen, bool(queued), id)
-            for id, role, chosen, queued in self._db.execute(
+            for id, role, chosen, queued in self._rows(
                 "SELECT id, role, chosen, queued FROM messages WHERE chat_id = ? ORDER BY place",
-                (chat_id,),
-            ).fetchall()
+                chat_id,
+            )
         ]
         chat = Chat(title, messages, system, draft, chat_id)
         self._saved[chat_id] = {m.id: _signature(m, place) for place, m in enumerate(messages)}
@@ -226,33 +219,50 @@ class ChatStore:
         return chat
 
     def _versions(self, message_id: str) -> list[Version]:
-        rows = self._db.execute(
-            "SELECT text, reason, new_tokens, ttft_s, tokens_per_s FROM versions "
-            "WHERE message_id = ? ORDER BY number",
-            (message_id,),
+        rows = self._rows(
+            f"SELECT {_VERSION} FROM versions WHERE message_id = ? ORDER BY number", message_id
         )
         return [Version(*row) for row in rows]
 
     def find(self, words: str, limit: int = 200) -> list[Found]:
-        """Saved chats that hold ``words`` in title or text, the newest first; "" finds all."""
-        rows = self._db.execute(
+        """Saved chats that hold ``words`` in title or text, the newest first; "" finds all.
+
+        Raises ChatError.
+        """
+        rows = self._rows(
             "SELECT c.id, c.title, c.updated, c.tab IS NOT NULL, ("
             "  SELECT v.text FROM messages m JOIN versions v ON v.message_id = m.id"
             "  WHERE m.chat_id = c.id AND instr(lower(v.text), lower(?1)) LIMIT 1) AS hit "
             "FROM chats c WHERE hit IS NOT NULL OR instr(lower(c.title), lower(?1)) "
             "ORDER BY c.updated DESC LIMIT ?2",
-            (_utf8(words), limit),
+            _utf8(words),
+            limit,
         )
         return [
             Found(id, title, updated, bool(is_open), _snippet(hit or "", words))
             for id, title, updated, is_open, hit in rows
         ]
 
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise ChatError(
+                f"{self.path} cannot be read: {error}; move it away to start afresh, "
+                "or save what it holds with sqlite3's .recover"
+            ) from error
+
 
 def _signature(message: Message, place: int) -> tuple[object, ...]:
     """Changes whenever what is written of a message does; texts only ever grow."""
     versions = tuple((len(v.text), v.reason, v.new_tokens) for v in message.versions)
     return (place, message.chosen, message.queued, versions)
+
+
+def _row(version: Version) -> tuple[object, ...]:
+    """The columns _VERSION."""
+    counts = (version.new_tokens, version.ttft_s, version.tokens_per_s)
+    return (_utf8(version.text), version.reason, *counts, _utf8(version.model))
 
 
 def _utf8(text: str) -> str:

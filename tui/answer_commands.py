@@ -11,17 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pkvchat.chats import Message
-from pkvchat.clean import typed
+from pkvchat.commands.chat import fork_at
+from pkvchat.commands.command import Command, CommandError
 from pkvchat.messages import Stop
 from pkvchat.open_chat import Phase
 
-from .chat_commands import fork_at
-from .command import Command, CommandError
-
 if TYPE_CHECKING:
     from .app import ChatApp
-
-_READ_LIMIT = 4_000_000  # bytes; more never fits a context
 
 
 def stop(app: ChatApp, _: str) -> None:
@@ -41,36 +37,13 @@ def stop(app: ChatApp, _: str) -> None:
     app.changed(tab)
 
 
-def retry(app: ChatApp, _: str) -> None:
-    """Answer the last prompt again, the answers so far kept; or bring a dead engine back."""
-    if app.session.state.dead:
-        app.session.restart()
-    elif app.tab.regenerate():
-        app.session.submit(app.tab)
-        app.transcript.action_scroll_end()
-    else:
-        raise CommandError("there is no prompt to answer again, or its answer still runs")
-
-
 def browse(app: ChatApp, _: str) -> None:
     app.transcript.focus()
 
 
-def under_cursor(app: ChatApp) -> tuple[int, Message]:
-    """The message under the transcript's cursor, else the last answer."""
-    messages = app.tab.chat.messages
-    cursor = app.transcript.cursor
-    if cursor is not None and cursor < len(messages):
-        return cursor, messages[cursor]
-    for index in reversed(range(len(messages))):
-        if messages[index].role == "assistant":
-            return index, messages[index]
-    raise CommandError("there is no answer yet")
-
-
 def show_version(step: int, app: ChatApp, _: str) -> None:
     """Another of the answers to one prompt; it is the one the model reads from then on."""
-    message = under_cursor(app)[1]
+    message = app.host.chosen()
     if app.tab.busy:
         raise CommandError("an answer runs; Esc stops it")
     message.chosen = (message.chosen + step) % len(message.versions)
@@ -87,33 +60,8 @@ def edit(app: ChatApp, _: str) -> None:
     if at < 0:
         raise CommandError("there is no prompt to change yet")
     text = messages[at].text
-    fork_at(app, at, "edit")
+    fork_at(app.host, at, "edit")
     app.composer.take(text)
-
-
-def copy_message(app: ChatApp, _: str) -> None:
-    app.copy(under_cursor(app)[1].text, "message")
-
-
-def copy_code(app: ChatApp, _: str) -> None:
-    """The last code block of the message."""
-    blocks = under_cursor(app)[1].text.split("```")[1::2]
-    if not blocks:
-        raise CommandError("that message has no code block")
-    app.copy(blocks[-1].partition("\n")[2], "code block")
-
-
-def copy_chat(app: ChatApp, _: str) -> None:
-    turns = [f"{m.role}: {m.text}" for m in app.tab.chat.messages if m.role != "note"]
-    app.copy("\n\n".join(turns), "chat")
-
-
-def system(app: ChatApp, text: str) -> None:
-    chat = app.tab.chat
-    if text:
-        chat.system = text
-        app.saver.soon(app.tab)
-    app.note(app.tab, f"system prompt: {chat.system or 'none'}")
 
 
 def drop(app: ChatApp, count: str) -> None:
@@ -138,33 +86,6 @@ def fold(app: ChatApp, _: str) -> None:
     app.transcript.show_thoughts(not app.transcript.thoughts)
 
 
-def read(app: ChatApp, name: str) -> None:
-    """Put a file's text into the composer."""
-    _read_files(app, [Path(name).expanduser()] if name else [])
-
-
-def glob(app: ChatApp, pattern: str) -> None:
-    paths = sorted(Path().glob(pattern)) if pattern and not Path(pattern).is_absolute() else []
-    _read_files(app, [path for path in paths if path.is_file()])
-
-
-def _read_files(app: ChatApp, paths: list[Path]) -> None:
-    if not paths:
-        raise CommandError("no file is named so here")
-    parts = []
-    for path in paths:
-        if path.exists() and not path.is_file():  # reading a pipe or a device might never end
-            raise CommandError(f"cannot read {path}: it is no file")
-        try:
-            if path.stat().st_size > _READ_LIMIT:
-                raise CommandError(f"{path} has more than {_READ_LIMIT:,} bytes")
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise CommandError(f"cannot read {path}: {error.strerror}") from error
-        parts.append(f"{path.name}:\n```\n{typed(text)}\n```\n")
-    app.composer.put_back("\n".join(parts))
-
-
 def editor(app: ChatApp, _: str) -> None:
     """Write the prompt in $VISUAL or $EDITOR."""
     program = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
@@ -180,20 +101,13 @@ def editor(app: ChatApp, _: str) -> None:
     app.composer.take(text.rstrip("\n"))
 
 
-COMMANDS = (
+COMMANDS: tuple[Command[ChatApp], ...] = (
     Command("stop", "stop the answer", stop, "escape"),
-    Command("retry", "answer again; restart a dead engine", retry, "ctrl+r", "regen"),
     Command("browse", "move among the messages", browse, "shift+tab,ctrl+up"),
     Command("previous_answer", "previous answer", partial(show_version, -1), "alt+left"),
     Command("next_answer", "next answer", partial(show_version, 1), "alt+right"),
     Command("edit", "change a prompt and ask again, in a fork", edit, "alt+e", "edit"),
-    Command("copy_message", "copy the message", copy_message, "alt+c", "copy"),
-    Command("copy_code", "copy its last code block", copy_code, "alt+b", "code"),
-    Command("copy_chat", "copy the whole chat", copy_chat, slash="copychat"),
     Command("editor", "write the prompt in $EDITOR", editor, "ctrl+g", "editor"),
-    Command("read", "put a file into the prompt", read, slash="read", argument="FILE"),
-    Command("glob", "put files into the prompt", glob, slash="glob", argument="PATTERN"),
-    Command("system", "see or set the system prompt", system, slash="system", argument="TEXT"),
     Command("drop", "let the model forget the oldest turns", drop, slash="drop", argument="COUNT"),
     Command("raw", "exact text or drawn Markdown", raw, "f6", "raw"),
     Command("thoughts", "show or fold reasoning", fold, "f7", "thoughts"),

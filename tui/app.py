@@ -13,8 +13,8 @@ from textual.app import App, ComposeResult
 from textual.containers import Vertical
 
 from pkvchat.chats import Chat
-from pkvchat.clean import one_line
 from pkvchat.client import EngineClient
+from pkvchat.commands.command import CommandError
 from pkvchat.errors import ChatError, UsageError
 from pkvchat.messages import Close
 from pkvchat.open_chat import OpenChat
@@ -24,10 +24,10 @@ from pkvchat.settings import Settings
 from pkvchat.store import ChatStore, store_path
 
 from . import registry, view_commands
-from .command import CommandError
 from .composer import Composer
 from .dialogs import AskLine
 from .driver import Utf8Driver
+from .host import AppHost
 from .link import EngineEvents
 from .pace import Pace
 from .palette import CALM_DARK, CALM_LIGHT, THEME_NAMES, Palette
@@ -66,6 +66,7 @@ class ChatApp(App[int]):
         self.theme = THEME_NAMES.get(settings.theme or "dark", settings.theme)
         self.set_keymap(registry.checked_keys(settings.keys))
         self.settings = settings
+        self.host = AppHost(self)
         self.saver = Saver(self, store)
         self.session = Session(self, client, params)
         self.closed: list[Chat] = []
@@ -76,9 +77,9 @@ class ChatApp(App[int]):
         palette = Palette.of(self.current_theme)
         self.strip = TabStrip(palette)
         self.transcript = Transcript(self.tab.chat, palette)
-        self.panel = Panel(self.session, palette)
+        self.panel = Panel(self.session, palette, self._tabs_from_active)
         self.history = [m.text for tab in self.tabs for m in tab.chat.messages if m.role == "user"]
-        self.composer = Composer(self.history, registry.completions)
+        self.composer = Composer(self.history, self._completions)
         self.status = StatusLine(palette)
         self._frame_due = False
         self._pace = Pace()
@@ -90,6 +91,9 @@ class ChatApp(App[int]):
     @property
     def tab(self) -> OpenChat:
         return self.tabs[self.active]
+
+    def _tabs_from_active(self) -> list[OpenChat]:
+        return [self.tab, *(tab for tab in self.tabs if tab is not self.tab)]
 
     def compose(self) -> ComposeResult:
         yield self.strip
@@ -125,10 +129,11 @@ class ChatApp(App[int]):
         self.lay_out()
 
     def lay_out(self) -> None:
-        """The panel beside the text, in one line, or away, as the window allows."""
+        """The panel beside the text, in a few lines, in one, or away, as the window allows."""
         width, height = self.size
         self.screen.set_class(height < _LOW, "-low")
         self.panel.set_class(width < _WIDE or height < _TALL, "-line")
+        self.panel.set_class(height >= _TALL, "-few")
         self.panel.set_class(height < _LOW or not self.panel_wanted, "-hidden")
         self.call_after_refresh(self.panel.update)
 
@@ -207,9 +212,9 @@ class ChatApp(App[int]):
                 c.name,
                 c.what,
                 registry.shown_key(mine.get(c.name, c.keys)),
-                f"/{c.slash} {c.argument}".rstrip() if c.slash else "",
+                c.usage,
             )
-            for c in registry.COMMANDS.values()
+            for c in registry.COMMANDS.by_name.values()
         ]
 
     # --- what the engine says -----------------------------------------------------------------
@@ -244,7 +249,7 @@ class ChatApp(App[int]):
             if name in _ONLY_LEAVE:
                 return
         try:
-            registry.COMMANDS[name].run(self, argument)
+            registry.COMMANDS.by_name[name].run(self, argument)
         except (CommandError, ChatError) as error:
             self.notify(str(error), severity="warning", markup=False)
 
@@ -264,18 +269,16 @@ class ChatApp(App[int]):
         self.draw_around()
 
     def _run_slash(self, text: str) -> None:
-        name, _, argument = text[1:].partition(" ")
-        command = registry.SLASHES.get(name.strip())
-        if command is None:
-            self.notify(
-                f"There is no /{one_line(name)[:40]}; /help lists what there is. "
-                "Begin with // to send it.",
-                severity="warning",
-                markup=False,
-            )
-            return
-        self.composer.take("")
-        self.command(command.name, argument.strip())
+        try:
+            command, argument = registry.COMMANDS.find(text)
+        except CommandError as error:
+            self.notify(str(error), severity="warning", markup=False)
+        else:
+            self.composer.take("")
+            self.command(command.name, argument)
+
+    def _completions(self, text: str) -> list[str]:
+        return registry.COMMANDS.completions(self, text)
 
     def copy(self, text: str, what: str) -> None:
         """To the terminal's clipboard (OSC 52)."""

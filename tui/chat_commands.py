@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual.command import CommandPalette
 
-from pkvchat.chats import Chat
 from pkvchat.clean import one_line
-from pkvchat.errors import ChatError
-from pkvchat.messages import Fork
+from pkvchat.commands.command import Command, CommandError
 from pkvchat.open_chat import OpenChat
-from pkvchat.transfer import export_chat, import_chat
 
-from .command import Command, CommandError
 from .providers import ChatProvider
 
 if TYPE_CHECKING:
@@ -40,14 +35,6 @@ def reopen_chat(app: ChatApp, _: str) -> None:
     if not app.closed:
         raise CommandError("no chat was closed since the start; Ctrl+O finds earlier ones")
     app.open_tab(OpenChat(app.closed.pop()))
-
-
-def clear_chat(app: ChatApp, _: str) -> None:
-    """A fresh chat in this tab's place; what was said stays among the saved chats."""
-    index = app.active
-    close_chat(app, "")
-    if len(app.tabs) > 1 or app.tab.chat.messages:
-        app.open_tab(app.fresh_tab(), index)
 
 
 def step_chat(step: int, app: ChatApp, _: str) -> None:
@@ -78,26 +65,6 @@ def set_title(app: ChatApp, tab: OpenChat, title: str) -> None:
     app.draw_around()
 
 
-def duplicate_chat(app: ChatApp, _: str) -> None:
-    fork_at(app, len(app.tab.chat.messages), "copy")
-
-
-def fork_chat(app: ChatApp, _: str) -> None:
-    """A chat of its own with all up to the message under the cursor, sharing its KV pages."""
-    cursor = app.transcript.cursor
-    fork_at(app, len(app.tab.chat.messages) if cursor is None else cursor + 1, "fork")
-
-
-def fork_at(app: ChatApp, end: int, kind: str) -> OpenChat:
-    source = app.tab
-    if not source.chat.messages:
-        raise CommandError("there is nothing to fork yet")
-    tab = OpenChat(source.chat.fork(end, kind))
-    app.session.client.send(Fork(source.chat.id, tab.chat.id))
-    app.open_tab(tab)
-    return tab
-
-
 def find_chat(app: ChatApp, _: str) -> None:
     """All saved chats, searched by any word said in them."""
     if app.saver.store is None:
@@ -114,34 +81,7 @@ def delete_chat(app: ChatApp, _: str) -> None:
     app.notify(f"Deleted {tab.chat.name}.", markup=False, timeout=3)
 
 
-def save_chat(app: ChatApp, _: str) -> None:
-    app.saver.now()
-    where = app.saver.store.path if app.saver.store else None
-    app.note(app.tab, f"saved in {where}, as always" if where else "chats are not being saved")
-
-
-def export(app: ChatApp, name: str) -> None:
-    if not name:
-        raise CommandError("/export needs a file name ending in .md or .json")
-    path = Path(name).expanduser()
-    try:
-        export_chat(app.tab.chat, path)
-    except ChatError as error:
-        raise CommandError(str(error)) from error
-    app.note(app.tab, f"exported to {path}")
-
-
-def load(app: ChatApp, name: str) -> None:
-    if not name:
-        raise CommandError("/load needs the name of a JSON file of messages")
-    try:
-        chat: Chat = import_chat(Path(name).expanduser())
-    except ChatError as error:
-        raise CommandError(str(error)) from error
-    app.open_tab(OpenChat(chat))
-
-
-COMMANDS = (
+COMMANDS: tuple[Command[ChatApp], ...] = (
     Command("new_chat", "new chat", new_chat, "ctrl+t", "new"),
     Command("close_chat", "close this chat", close_chat, "ctrl+w", "close"),
     Command("reopen_chat", "open the chat closed last", reopen_chat, "alt+t", "reopen"),
@@ -151,11 +91,5 @@ COMMANDS = (
     Command("move_right", "move this tab right", partial(move_chat, 1), "alt+pagedown"),
     Command("find_chat", "find a saved chat", find_chat, "ctrl+o", "chats"),
     Command("rename_chat", "rename this chat", rename_chat, "f2", "rename", "TITLE"),
-    Command("duplicate_chat", "duplicate this chat", duplicate_chat, slash="duplicate"),
-    Command("fork_chat", "fork at the message under the cursor", fork_chat, slash="fork"),
-    Command("clear_chat", "start afresh in this tab", clear_chat, slash="clear"),
     Command("delete_chat", "delete this chat for good", delete_chat, slash="delete"),
-    Command("save_chat", "say where chats are saved", save_chat, slash="save"),
-    Command("export_chat", "write this chat to a file", export, slash="export", argument="FILE"),
-    Command("load_chat", "open a chat from a JSON file", load, slash="load", argument="FILE"),
 )

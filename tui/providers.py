@@ -11,6 +11,7 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 
 from pkvchat.clean import one_line
+from pkvchat.errors import ChatError
 from pkvchat.store import Found
 
 if TYPE_CHECKING:
@@ -55,7 +56,11 @@ class ChatProvider(Provider):
         if app.saver.store is None:
             return []
         app.saver.now()
-        return app.saver.store.find(words)
+        try:
+            return app.saver.store.find(words)
+        except ChatError as error:
+            app.notify(str(error), severity="error", markup=False, timeout=10)
+            return []
 
     def _open(self, found: Found) -> Callable[[], None]:
         app: ChatApp = self.app  # type: ignore[assignment]

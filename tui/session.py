@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pkvchat.clean import one_line
@@ -18,7 +18,6 @@ from pkvchat.messages import (
     Ready,
     Started,
     Steps,
-    Submit,
 )
 from pkvchat.meter import Meter
 from pkvchat.open_chat import OpenChat, Phase
@@ -64,9 +63,10 @@ class Session:
         self._reader.stop()
         self.client.close()
 
-    def restart(self) -> None:
-        """A new process, with the client's options as they are now."""
+    def restart(self, **changes: object) -> None:
+        """A new process, with ``changes`` to the options."""
         self._reader.stop()
+        self.client.options = replace(self.client.options, **changes)  # type: ignore[arg-type]
         self.state.ready, self.state.dead = None, ""
         self.state.stage, self.state.total = "restarting the engine", 0
         self.client.restart()
@@ -76,7 +76,7 @@ class Session:
     def submit(self, tab: OpenChat) -> None:
         """Send the awaited conversation, or leave it waiting for an engine that isn't ready."""
         if self.state.ready:
-            self.client.send(Submit(tab.chat.id, tab.conversation(), self.params))
+            self.client.send(tab.submission(self.params, self.state.ready.model))
         self._app.changed(tab)
 
     # --- events -------------------------------------------------------------------------------

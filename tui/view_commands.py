@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from textual.command import CommandPalette
 from textual.theme import BUILTIN_THEMES
 
-from .command import Command, CommandError
-from .help import HelpScreen
+from pkvchat.commands.command import Command, CommandError, one_of
+
 from .inspector import Inspector
 from .palette import CALM_DARK, CALM_LIGHT, THEME_NAMES
 from .providers import CommandProvider
@@ -43,10 +43,6 @@ def show_palette(app: ChatApp, _: str) -> None:
     app.push_screen(CommandPalette([CommandProvider], placeholder="Search commands"))
 
 
-def show_help(app: ChatApp, _: str) -> None:
-    app.push_screen(HelpScreen(app.keys_in_force()))
-
-
 def inspect(app: ChatApp, _: str) -> None:
     app.push_screen(Inspector(app.session.meter))
 
@@ -62,22 +58,16 @@ def interrupt(app: ChatApp, _: str) -> None:
     elif app.composer.text:
         app.composer.clear()
     elif time.monotonic() < app.quit_until:
-        leave(app, "")
+        app.exit(0)
     else:
         app.quit_until = time.monotonic() + _QUIT_S
         app.notify("Press Ctrl+C again to quit.", timeout=_QUIT_S)
 
 
-def leave(app: ChatApp, _: str) -> None:
-    app.exit(0)
-
-
-COMMANDS = (
-    Command("help", "keys and commands", show_help, "f1", "help"),
+COMMANDS: tuple[Command[ChatApp], ...] = (
     Command("palette", "search commands", show_palette, "ctrl+p"),
     Command("toggle_panel", "show or hide the panel", panel, "f3", "panel"),
     Command("inspect", "look into the decode steps", inspect, "f4", "inspect"),
-    Command("theme", "choose the theme", theme, "", "theme", "NAME"),
+    Command("theme", "choose the theme", theme, "", "theme", "NAME", one_of(theme_names())),
     Command("interrupt", "copy, stop, clear; twice: quit", interrupt, "ctrl+c"),
-    Command("quit", "quit", leave, "ctrl+q", "bye"),
 )

@@ -119,7 +119,7 @@ def test_tabs_keep_their_order_and_closed_chats_stay_to_be_found(path: Path) -> 
     assert {found.title for found in store.find("")} == {"first", "second", "closed"}
     store.delete(closed.id)
     assert [found.title for found in store.find("clo")] == []
-    with pytest.raises(KeyError):
+    with pytest.raises(ChatError, match="deleted meanwhile"):
         store.load(closed.id)
 
 

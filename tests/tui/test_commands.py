@@ -242,7 +242,7 @@ async def test_every_command_with_a_key_can_be_run_in_an_empty_chat(
     monkeypatch.setenv("VISUAL", "false")
     app = make_app(scripted())
     async with app.run_test(size=(100, 30)) as pilot:
-        for command in registry.COMMANDS.values():
+        for command in registry.COMMANDS.by_name.values():
             if command.keys and command.name not in ("quit", "interrupt", "editor"):
                 await pilot.press(command.keys.split(",")[0])
                 await pilot.pause()

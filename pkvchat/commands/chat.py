@@ -1,0 +1,79 @@
+"""Commands on the chat as a whole, and on what runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pkvchat.errors import ChatError
+from pkvchat.messages import Fork
+from pkvchat.transfer import export_chat, import_chat
+
+from .command import Command, CommandError, paths
+from .host import Host
+
+
+def clear(host: Host, _: str) -> None:
+    host.clear()
+
+
+def fork(host: Host, _: str) -> None:
+    """A chat of its own with all up to the message that is meant, sharing its KV pages."""
+    fork_at(host, host.place(), "fork")
+
+
+def duplicate(host: Host, _: str) -> None:
+    fork_at(host, len(host.current.chat.messages), "copy")
+
+
+def fork_at(host: Host, end: int, kind: str) -> None:
+    source = host.current.chat
+    if not source.messages:
+        raise CommandError("there is nothing to fork yet")
+    target = source.fork(end, kind)
+    host.send(Fork(source.id, target.id))
+    host.open(target)
+
+
+def save(host: Host, _: str) -> None:
+    host.say(f"saved in {host.save()}")
+
+
+def export(host: Host, name: str) -> None:
+    if not name:
+        raise CommandError("/export needs a file name ending in .md or .json")
+    path = Path(name).expanduser()
+    try:
+        export_chat(host.current.chat, path)
+    except ChatError as error:
+        raise CommandError(str(error)) from error
+    host.say(f"exported to {path}")
+
+
+def load(host: Host, name: str) -> None:
+    if not name:
+        raise CommandError("/load needs the name of a JSON file of messages")
+    try:
+        chat = import_chat(Path(name).expanduser())
+    except ChatError as error:
+        raise CommandError(str(error)) from error
+    host.open(chat)
+
+
+def show_help(host: Host, _: str) -> None:
+    host.help()
+
+
+def leave(host: Host, _: str) -> None:
+    host.leave()
+
+
+COMMANDS: tuple[Command[Host], ...] = (
+    Command("clear_chat", "start afresh", clear, slash="clear"),
+    Command("fork_chat", "fork at the message under the cursor", fork, slash="fork"),
+    Command("duplicate_chat", "duplicate this chat", duplicate, slash="duplicate"),
+    Command("save_chat", "save this chat and say where", save, slash="save"),
+    Command("export_chat", "write this chat to a file", export, "", "export", "FILE", paths),
+    Command("load_chat", "open a chat from a JSON file", load, "", "load", "FILE", paths),
+    Command("help", "keys and commands", show_help, "f1", "help"),
+    Command("quit", "quit", leave, "ctrl+q", "bye"),
+)

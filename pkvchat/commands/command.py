@@ -1,0 +1,62 @@
+"""What a command is: one entry serves the keys, the palette, the slash and the help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+H = TypeVar("H", contravariant=True)
+Complete = Callable[[Any, str], list[str]]  # the host and an argument's start: what it may become
+
+
+class CommandError(Exception):
+    """A command cannot do what was asked; ``str(e)`` is the one line to show."""
+
+
+def no_completion(_host: object, _start: str) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Command(Generic[H]):
+    """run: takes the host and the text after the slash command's name ("" from key or palette).
+
+    keys: Textual's key names, "" for none. slash: the name after "/", "" for none.
+    argument: how the help shows what follows the slash name.
+    """
+
+    name: str
+    what: str
+    run: Callable[[H, str], None]
+    keys: str = ""
+    slash: str = ""
+    argument: str = ""
+    complete: Complete = no_completion
+
+    @property
+    def usage(self) -> str:
+        """``/set NAME VALUE``; "" without a slash name."""
+        return f"/{self.slash} {self.argument}".rstrip() if self.slash else ""
+
+
+def one_of(names: Iterable[str]) -> Complete:
+    """Completes to one of ``names``."""
+    known = list(names)
+    return lambda _, start: [name for name in known if name.startswith(start)]
+
+
+def paths(_host: object, start: str) -> list[str]:
+    """Files and folders (those with a / at the end) whose path begins with ``start``."""
+    folder, slash, name = start.rpartition("/")
+    base = Path(folder or slash or ".").expanduser()
+    try:
+        found = sorted(path for path in base.iterdir() if path.name.startswith(name))
+    except OSError:
+        return []
+    return [
+        f"{folder}{slash}{path.name}{'/' if path.is_dir() else ''}"
+        for path in found
+        if name.startswith(".") or not path.name.startswith(".")
+    ]

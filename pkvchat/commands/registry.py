@@ -1,0 +1,44 @@
+"""Commands in one table: found by name, by what was typed, and completed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from pkvchat.clean import one_line
+
+from .command import Command, CommandError
+
+H = TypeVar("H")
+
+
+class Registry(Generic[H]):
+    """by_name and by_slash: the commands, in their order."""
+
+    def __init__(self, commands: Iterable[Command[H]]) -> None:
+        self.by_name = {command.name: command for command in commands}
+        self.by_slash = {c.slash: c for c in self.by_name.values() if c.slash}
+
+    def find(self, line: str) -> tuple[Command[H], str]:
+        """The command that ``line``, which begins with a slash, asks for, and its argument.
+
+        Raises CommandError where there is none.
+        """
+        name, _, argument = line[1:].partition(" ")
+        command = self.by_slash.get(name.strip())
+        if command is None:
+            raise CommandError(
+                f"There is no /{one_line(name)[:40]}; /help lists what there is. "
+                "Begin with // to send it."
+            )
+        return command, argument.strip()
+
+    def completions(self, host: H, line: str) -> list[str]:
+        """What ``line``, the start of a slash command, may go on to be."""
+        if not line.startswith("/") or "\n" in line:
+            return []
+        name, space, start = line[1:].partition(" ")
+        if not space:
+            return sorted(f"/{slash}" for slash in self.by_slash if slash.startswith(name))
+        command = self.by_slash.get(name)
+        return [f"/{name} {text}" for text in command.complete(host, start)] if command else []

@@ -1,0 +1,115 @@
+"""The app as the shared commands see it: its active chat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pkvchat.chats import Chat, Message
+from pkvchat.commands.command import CommandError
+from pkvchat.messages import Command, Ready
+from pkvchat.meter import Meter
+from pkvchat.open_chat import OpenChat
+from pkvchat.sampling import SamplingParams
+
+from .help import HelpScreen
+
+if TYPE_CHECKING:
+    from .app import ChatApp
+
+
+class AppHost:
+    """Implements Host."""
+
+    def __init__(self, app: ChatApp) -> None:
+        self._app = app
+
+    @property
+    def params(self) -> SamplingParams:
+        return self._app.session.params
+
+    @params.setter
+    def params(self, params: SamplingParams) -> None:
+        self._app.session.params = params
+
+    @property
+    def current(self) -> OpenChat:
+        return self._app.tab
+
+    @property
+    def ready(self) -> Ready | None:
+        return self._app.session.state.ready
+
+    @property
+    def policy(self) -> str:
+        return self._app.session.state.policy
+
+    @property
+    def meter(self) -> Meter:
+        return self._app.session.meter
+
+    def say(self, text: str) -> None:
+        self._app.note(self._app.tab, text)
+
+    def send(self, command: Command) -> None:
+        self._app.session.client.send(command)
+
+    def submit(self) -> None:
+        self._app.session.submit(self._app.tab)
+        self._app.transcript.action_scroll_end()
+
+    def restart(self, **changes: object) -> None:
+        if any(tab.busy for tab in self._app.tabs):
+            raise CommandError("an answer runs; stop it before the engine restarts")
+        self._app.session.restart(**changes)
+
+    def revive(self) -> bool:
+        if not self._app.session.state.dead:
+            return False
+        self._app.session.restart()
+        return True
+
+    def changed(self) -> None:
+        self._app.changed(self._app.tab)
+
+    def open(self, chat: Chat) -> None:
+        self._app.open_tab(OpenChat(chat))
+
+    def clear(self) -> None:
+        """What was said stays among the saved chats."""
+        index = self._app.active
+        self._app.command("close_chat")
+        if len(self._app.tabs) > 1 or self._app.tab.chat.messages:
+            self._app.open_tab(self._app.fresh_tab(), index)
+
+    def save(self) -> str:
+        self._app.saver.now()
+        if self._app.saver.store is None:
+            raise CommandError("chats are not being saved; /export FILE writes this one")
+        return f"{self._app.saver.store.path}, as always"
+
+    def put_in_prompt(self, text: str) -> None:
+        self._app.composer.put_back(text)
+
+    def chosen(self) -> Message:
+        """The message under the transcript's cursor, else the last answer."""
+        messages = self._app.tab.chat.messages
+        cursor = self._app.transcript.cursor
+        if cursor is not None and cursor < len(messages):
+            return messages[cursor]
+        answers = (m for m in reversed(messages) if m.role == "assistant")
+        if answer := next(answers, None):
+            return answer
+        raise CommandError("there is no answer yet")
+
+    def place(self) -> int:
+        cursor = self._app.transcript.cursor
+        return len(self._app.tab.chat.messages) if cursor is None else cursor + 1
+
+    def copy(self, text: str, what: str) -> None:
+        self._app.copy(text, what)
+
+    def help(self) -> None:
+        self._app.push_screen(HelpScreen(self._app.keys_in_force()))
+
+    def leave(self) -> None:
+        self._app.exit(0)
