@@ -73,6 +73,8 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
         progress=progress,
     )
     built = build_engine(loaded.model, types().kv, options, calibrator)
+    # On a CPU nobody misses what needs a GPU.
+    declined = [why for why in built.strategies.values() if why] if device.type == "cuda" else []
     ready = Ready(
         model=loaded.name,
         device=device_name(device),
@@ -82,7 +84,12 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
         page_size=options.page_size,
         policy=options.policy,
         strategies=built.strategies,
-        notes=(*loaded.notes, *([built.note] if built.note else []), *calibrator.notes),
+        notes=(
+            *loaded.notes,
+            *([built.note] if built.note else []),
+            *declined,
+            *calibrator.notes,
+        ),
         template=loaded.template.source,
     )
     return Started(built.engine, loaded, ready, built.make_policy)
