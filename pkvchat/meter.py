@@ -48,6 +48,7 @@ class Meter:
         self._tokens += tokens
         self._seconds += seconds
         self._window.append((now, tokens, seconds))
+        self._forget(now)
 
     @property
     def last(self) -> StepRecord | None:
@@ -56,14 +57,21 @@ class Meter:
     def now(self, at: float | None = None) -> float:
         """Tokens/s over the last second; 0 when nothing ran in it."""
         at = time.monotonic() if at is None else at
-        while self._window and self._window[0][0] < at - _NOW_S:
-            self._window.popleft()
+        self._forget(at)
         seconds = sum(entry[2] for entry in self._window)
         return sum(entry[1] for entry in self._window) / seconds if seconds else 0.0
+
+    def _forget(self, at: float) -> None:
+        while self._window and self._window[0][0] < at - _NOW_S:
+            self._window.popleft()
 
     def itl_ms(self) -> tuple[float, float]:
         """Inter-token latency over the recent steps, p50 and p95 in milliseconds."""
         return p50_p95([record.step_ms for record in self.recent])
+
+    def step_ms(self, strategy: str) -> float:
+        """Of the recent steps with ``strategy``, p50 in milliseconds; 0 where there is none."""
+        return p50_p95(r.step_ms for r in self.recent if r.strategy == strategy)[0]
 
     def ttft_s(self) -> tuple[float, float]:
         """Time to first token over the recent answers, p50 and p95 in seconds; 0 before any."""

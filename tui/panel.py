@@ -1,17 +1,20 @@
-"""The live panel: which strategy runs each decode step, why, and how fast."""
+"""The live panel: which strategy runs each decode step, why, how fast, and for whom."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text
 from textual.geometry import Region
 from textual.strip import Strip
 
 from pkvchat.clean import one_line
+from pkvchat.open_chat import OpenChat, Phase
 from pkvchat.sparkline import sparkline
 from pkvchat.steps import StepRecord
 
@@ -23,12 +26,18 @@ _PAD = 2
 
 
 class Panel(LineWidget):
-    """Tall beside the transcript, or one line above the composer (class ``-line``)."""
+    """Tall beside the transcript, or a few lines above the composer (class ``-line``).
 
-    def __init__(self, session: Session, palette: Palette) -> None:
+    chats: the open ones, the one in view first.
+    """
+
+    def __init__(
+        self, session: Session, palette: Palette, chats: Callable[[], Sequence[OpenChat]]
+    ) -> None:
         super().__init__(palette, id="panel")
         self._meter = session.meter
         self._engine = session.state
+        self._chats = chats
         self._lines: list[Strip] = []
 
     def on_resize(self) -> None:
@@ -39,7 +48,7 @@ class Panel(LineWidget):
         if not self.display:
             return
         old, width = self._lines, self.size.width
-        self._lines = self._line() if self.has_class("-line") else self._tall(width - 2 * _PAD)
+        self._lines = self._few() if self.has_class("-line") else self._tall(width - 2 * _PAD)
         for y, (before, after) in enumerate(zip_longest(old, self._lines)):
             if before != after:
                 self.refresh(Region(0, y, width, 1))
@@ -48,19 +57,86 @@ class Panel(LineWidget):
         line = self._lines[y] if y < len(self._lines) else Strip([])
         return self.fitted(Strip([Segment(" " * _PAD), *line]))
 
-    # --- one line -----------------------------------------------------------------------------
+    # --- a few lines --------------------------------------------------------------------------
 
-    def _line(self) -> list[Strip]:
+    def _few(self) -> list[Strip]:
+        """As many as the style sheet gives; the first says the most."""
         palette, meter, last = self.palette, self._meter, self._meter.last
         if last is None:
-            return [Strip([Segment("no decode step yet", palette.faint)])]
-        rate = f"{meter.now():.1f} tokens/s now, {meter.average:.1f} on average"
-        pages = f"pages {last.pages_used}/{last.pages_total}"
-        facts = f"   batch {last.batch}   {rate}   {pages}"
-        if self.size.width < 90:
-            facts = f"  B{last.batch}  {meter.now():.1f} tok/s, avg {meter.average:.1f}  {pages}"
-        segments = [*self._strategy(last), Segment(facts, palette.muted)]
-        return [Strip([*segments, Segment(f"   {one_line(last.reason)}", palette.faint)])]
+            return [self._text("no decode step yet", palette.faint)]
+        width = self.size.width - 2 * _PAD
+        (itl, itl_95), (ttft, ttft_95) = meter.itl_ms(), meter.ttft_s()
+        speed = (
+            f"{meter.now():.1f} tokens/s",
+            f"batch {last.batch}",
+            f"pages {last.pages_used:,}/{last.pages_total:,}",
+            f"average {meter.average:.1f}",
+        )
+        waits = (
+            f"next token {itl:.1f} ms, p95 {itl_95:.1f}",
+            f"first {ttft:.2f} s, p95 {ttft_95:.2f}",
+            self._engine.policy,
+        )
+        return [
+            self._facts(self._strategy(last), speed, width),
+            self._facts(self._step_cells(width // 4), waits, width),
+            self._text(one_line(last.reason), palette.faint),
+        ]
+
+    def _facts(self, start: list[Segment], facts: Sequence[str], width: int) -> Strip:
+        """As many facts behind ``start`` as there is room for, none of them cut."""
+        text = ""
+        room = width - Segment.get_line_length(start)
+        for fact in facts:
+            if cell_len(text) + 2 + cell_len(fact) <= room:
+                text += f"  {fact}"
+        return Strip([*start, Segment(text, self.palette.muted)])
+
+    # --- tall ---------------------------------------------------------------------------------
+
+    def _tall(self, width: int) -> list[Strip]:
+        last = self._meter.last
+        decode = self._decode(last, width) if last else [self._text("no decode step yet")]
+        lines = [*self._about_engine(width), *decode, *self._about_chats(width)]
+        gaps = [y for y, line in enumerate(lines) if not line.cell_length]
+        excess = max(len(lines) - (self.size.height - 1), 0)
+        for y in gaps[::-1][:excess]:  # gaps give way before what is said last
+            del lines[y]
+        return lines
+
+    def _decode(self, last: StepRecord, width: int) -> list[Strip]:
+        meter, palette = self._meter, self.palette
+        itl, ttft = meter.itl_ms(), meter.ttft_s()
+        times = [record.step_ms for record in meter.recent]
+        return [
+            *self._section("strategy"),
+            Strip(self._strategy(last)),
+            *(self._text(t, palette.muted) for t in _wrapped(last.reason, width, 3)),
+            Strip(self._step_cells(width)),
+            self._shares(),
+            *self._candidates(last, width),
+            *self._section("tokens/s"),
+            self._figures((f"{meter.now():.1f}", "now"), (f"{meter.average:.1f}", "average")),
+            self._text(sparkline(list(meter.rates), width), palette.good),
+            *self._section("ms to the next token"),
+            self._figures((f"{itl[0]:.1f}", "p50"), (f"{itl[1]:.1f}", "p95")),
+            self._text(sparkline(times, width), palette.good),
+            *self._section("seconds to the first token"),
+            self._figures((f"{ttft[0]:.2f}", "p50"), (f"{ttft[1]:.2f}", "p95")),
+            self._text(sparkline(list(meter.ttfts), width), palette.good),
+            *self._pages(last, width),
+        ]
+
+    def _about_engine(self, width: int) -> list[Strip]:
+        ready = self._engine.ready
+        if ready is None:
+            return [self._text("the engine is not ready yet", self.palette.faint)]
+        facts = f"{ready.device} · {ready.dtype} · context {ready.context:,}"
+        return [
+            self._text(one_line(ready.model)[:width], Style(bold=True)),
+            *(self._text(line, self.palette.muted) for line in _wrapped(facts, width, 3)),
+            self._ends(f"policy {self._engine.policy}", "F8 changes it", width),
+        ]
 
     def _strategy(self, record: StepRecord) -> list[Segment]:
         style = self.palette.strategies.get(record.strategy, self.palette.base)
@@ -71,44 +147,84 @@ class Panel(LineWidget):
             Segment(f" {record.strategy}{splits}", style + Style(bold=True)),
         ]
 
-    # --- tall ---------------------------------------------------------------------------------
-
-    def _tall(self, width: int) -> list[Strip]:
-        meter, last = self._meter, self._meter.last
-        lines = self._engine_lines(width)
-        if last is None:
-            return [*lines, *self._section("decode"), self._text("no step yet", self.palette.faint)]
+    def _step_cells(self, count: int) -> list[Segment]:
+        """A letter for each of the last ``count`` steps, the newest at the right."""
+        styles, fallback = self.palette.strategies, self.palette.base
         return [
-            *lines,
-            *self._section("strategy"),
-            Strip(self._strategy(last)),
-            *(self._text(t, self.palette.muted) for t in _wrapped(last.reason, width, 4)),
-            *self._section("last steps"),
-            self._step_cells(width),
-            self._shares(),
-            *self._section(f"speed, {_range(meter.rates)}"),
-            self._pair(f"{meter.now():.1f}", "tokens/s now", width),
-            self._pair(f"{meter.average:.1f}", "on average", width),
-            self._text(sparkline(list(meter.rates), width), self.palette.good),
-            *self._section("latency, p50 and p95"),
-            *self._latency(width),
-            *self._section("batch"),
-            *(self._text(line) for line in _wrapped(_batch(last), width, 3)),
-            *self._section("pages"),
-            self._pages(last, width),
-            *self._predictions(last, width),
+            Segment(strategy_letter(r.strategy), styles.get(r.strategy, fallback))
+            for r in list(self._meter.recent)[-count:]
         ]
 
-    def _engine_lines(self, width: int) -> list[Strip]:
-        ready = self._engine.ready
-        if ready is None:
-            return [self._text("engine", self.palette.faint), self._text("not ready yet")]
-        facts = f"{ready.device} · {ready.dtype} · context {ready.context:,}"
-        return [
-            self._text(one_line(ready.model)[:width], Style(bold=True)),
-            *(self._text(line, self.palette.muted) for line in _wrapped(facts, width, 3)),
-            self._text(f"policy {self._engine.policy}", self.palette.muted),
+    def _shares(self) -> Strip:
+        shares, total = self._meter.shares, self._meter.shares.total()
+        text = "   ".join(
+            f"{strategy_letter(name)} {count / total:.0%}" for name, count in shares.most_common()
+        )
+        return self._text(text, self.palette.muted)
+
+    def _candidates(self, last: StepRecord, width: int) -> list[Strip]:
+        """What the policy predicted for each, and how long steps with it took of late."""
+        if not last.predicted_us:
+            return []
+        lines = [
+            Strip([]),
+            self._text(f"{'attention, predicted':<22}step took", self.palette.faint),
         ]
+        for name, us in sorted(last.predicted_us.items(), key=lambda item: item[1]):
+            style = self.palette.strategies.get(name, self.palette.base)
+            ran = name == last.strategy
+            took = self._meter.step_ms(name)
+            figures = f"{us:>6,.0f} µs {f'{took:.1f} ms' if took else '-':>9}"
+            lines.append(
+                Strip(
+                    [
+                        Segment(strategy_letter(name) + " ", style + Style(bold=True)),
+                        Segment(f"{name:<11}", style if ran else self.palette.muted),
+                        Segment(figures[: width - 13], self.palette.base),
+                    ]
+                )
+            )
+        return lines
+
+    def _pages(self, last: StepRecord, width: int) -> list[Strip]:
+        """Pages that one chat holds, those that several share, and the free ones."""
+        total = max(last.pages_total, 1)
+        shared = round(width * last.pages_shared / total)
+        used = max(round(width * last.pages_used / total) - shared, 0)
+        free = last.pages_total - last.pages_used
+        bar = [
+            Segment("▓" * shared, self.palette.user),
+            Segment("█" * used, self.palette.assistant),
+            Segment("░" * (width - shared - used), self.palette.faint),
+        ]
+        text = f"{last.pages_used:,} used, {last.pages_shared:,} shared, {free:,} free"
+        return [
+            *self._section("KV pages"),
+            self._text(text[:width], self.palette.muted),
+            Strip(bar),
+        ]
+
+    # --- chats --------------------------------------------------------------------------------
+
+    def _about_chats(self, width: int) -> list[Strip]:
+        """The chat in view and those that are answered."""
+        in_view, *others = self._chats()
+        chats = [in_view, *(chat for chat in others if chat.busy)]
+        lines = [line for chat in chats for line in self._chat(chat, width)]
+        last = self._meter.last
+        title = f"batch of {last.batch}" if last and any(c.busy for c in chats) else "chats"
+        return [*self._section(title), *lines]
+
+    def _chat(self, chat: OpenChat, width: int) -> list[Strip]:
+        limit = f" of {self._engine.ready.context:,}" if self._engine.ready else ""
+        used = f" {chat.context_tokens:,}{limit}"
+        name = Text(one_line(chat.chat.name))
+        name.truncate(width - cell_len(used), overflow="ellipsis", pad=True)
+        line = Strip([Segment(name.plain, self.palette.base), Segment(used, self.palette.muted)])
+        doing = _doing(chat)
+        return [line, self._text(f"  {doing}"[:width], self.palette.good)] if doing else [line]
+
+    # --- pieces -------------------------------------------------------------------------------
 
     def _section(self, title: str) -> list[Strip]:
         return [Strip([]), self._text(title, self.palette.faint)]
@@ -116,85 +232,32 @@ class Panel(LineWidget):
     def _text(self, text: str, style: Style | None = None) -> Strip:
         return Strip([Segment(text, style or self.palette.base)])
 
-    def _pair(self, value: str, unit: str, width: int) -> Strip:
-        return Strip(
-            [
-                Segment(value.rjust(7), self.palette.base + Style(bold=True)),
-                Segment(f" {unit}"[: width - 7], self.palette.muted),
-            ]
+    def _figures(self, *figures: tuple[str, str]) -> Strip:
+        """Numbers, each with what it is."""
+        bold = self.palette.base + Style(bold=True)
+        pairs = (
+            (Segment(f"{n:>6} ", bold), Segment(f"{w:<8}", self.palette.muted)) for n, w in figures
         )
+        return Strip([segment for pair in pairs for segment in pair])
 
-    def _step_cells(self, width: int) -> Strip:
-        """One letter per step, the newest at the right."""
-        recent = list(self._meter.recent)[-width:]
-        fallback = self.palette.base
-        return Strip(
-            [
-                Segment(
-                    strategy_letter(r.strategy), self.palette.strategies.get(r.strategy, fallback)
-                )
-                for r in recent
-            ]
-        )
+    def _ends(self, left: str, right: str, width: int) -> Strip:
+        """A text at each end of the line, the right one where there is room."""
+        gap = width - cell_len(left) - cell_len(right)
+        rest = [Segment(" " * gap + right, self.palette.faint)] if gap > 1 else []
+        return Strip([Segment(left[:width], self.palette.muted), *rest])
 
-    def _shares(self) -> Strip:
-        shares, total = self._meter.shares, self._meter.shares.total()
-        text = "   ".join(
-            f"{strategy_letter(name)} {100 * count / total:.0f}%"
-            for name, count in shares.most_common()
-        )
-        return self._text(text, self.palette.muted)
 
-    def _latency(self, width: int) -> list[Strip]:
-        itl, ttft = self._meter.itl_ms(), self._meter.ttft_s()
-        lines = [self._pair(f"{itl[0]:.1f}", f"and {itl[1]:.1f} ms per token", width)]
-        if ttft[0]:
-            text = f"and {ttft[1]:.2f} s to the first"
-            lines.append(self._pair(f"{ttft[0]:.2f}", text, width))
-        return lines
-
-    def _pages(self, last: StepRecord, width: int) -> Strip:
-        figures = f" {last.pages_used:,} of {last.pages_total:,}"
-        cells = max(width - len(figures), 4)
-        full = round(cells * last.pages_used / max(last.pages_total, 1))
-        return Strip(
-            [
-                Segment("█" * full, self.palette.assistant),
-                Segment("░" * (cells - full), self.palette.faint),
-                Segment(figures, self.palette.muted),
-            ]
-        )
-
-    def _predictions(self, last: StepRecord, width: int) -> list[Strip]:
-        if not last.predicted_us:
-            return []
-        lines = self._section("predicted attention, per layer")
-        for name, us in sorted(last.predicted_us.items(), key=lambda item: item[1]):
-            style = self.palette.strategies.get(name, self.palette.base)
-            chosen = name == last.strategy
-            figure = f"{us:,.0f} µs" + (" ◂ ran" if chosen else "")
-            lines.append(
-                Strip(
-                    [
-                        Segment(strategy_letter(name) + " ", style + Style(bold=True)),
-                        Segment(f"{name:<12}", style if chosen else self.palette.muted),
-                        Segment(figure[: width - 14], self.palette.base),
-                    ]
-                )
-            )
-        lines.append(self._pair(f"{last.step_ms:.1f}", "ms measured, whole step", width))
-        return lines
+def _doing(chat: OpenChat) -> str:
+    if chat.phase is Phase.WAITING:
+        return "waits"
+    if chat.phase is Phase.DECODE:
+        return f"{chat.tokens_per_s:.1f} tokens/s"
+    if chat.phase is Phase.PREFILL:
+        rate, left = chat.prefill_pace()
+        pace = f", {rate:,.0f}/s, {left:.0f} s" if rate else ""
+        return f"reads {chat.prefill_done:,}/{chat.prefill_total:,}{pace}"
+    return ""
 
 
 def _wrapped(text: str, width: int, most: int) -> list[str]:
     return textwrap.wrap(one_line(text), max(width, 8), max_lines=most, placeholder=" …")
-
-
-def _batch(record: StepRecord) -> str:
-    chats = "1 chat" if record.batch == 1 else f"{record.batch} chats"
-    return f"{chats} of {' · '.join(f'{n:,}' for n in record.seq_lens)} tokens"
-
-
-def _range(values: Iterable[float]) -> str:
-    rates = list(values)
-    return f"{min(rates):.1f} to {max(rates):.1f} per step" if rates else ""

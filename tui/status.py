@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
@@ -81,10 +79,5 @@ def _progress(engine: EngineState) -> str:
 def _prefill(tab: OpenChat) -> str:
     """How far the prompt is read, how fast, and how long it takes yet."""
     text = f"reading the prompt, {tab.prefill_done:,} of {tab.prefill_total:,} tokens"
-    elapsed = time.monotonic() - tab.prefill_started
-    read = tab.prefill_done - tab.prefill_from
-    if read <= 0 or elapsed <= 0:
-        return text
-    rate = read / elapsed
-    left = (tab.prefill_total - tab.prefill_done) / rate
-    return f"{text}, {rate:,.0f} tokens/s, {left:.0f} s left"
+    rate, left = tab.prefill_pace()
+    return f"{text}, {rate:,.0f} tokens/s, {left:.0f} s left" if rate else text

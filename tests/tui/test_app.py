@@ -50,7 +50,7 @@ async def test_a_prompt_is_answered(
             ("user", "Colours?"),
         ]
         await settle(pilot, lambda: "96.3 tokens/s" in screen_text(app))
-        for fact in ("SmolLM2", "split ×4", "one long row", "65 of 512", "workqueue", "41 µs"):
+        for fact in ("SmolLM2", "split ×4", "one long row", "65 used", "workqueue", "41 µs"):
             assert fact in screen_text(app)
 
 
