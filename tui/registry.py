@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from textual.binding import Binding, BindingType
 
-from pkvchat.commands import answers, chat, engine, files
+from pkvchat.commands import COMMANDS as SHARED
 from pkvchat.commands.command import Command
 from pkvchat.commands.host import Host
 from pkvchat.commands.registry import Registry
@@ -35,9 +35,8 @@ def _for_app(command: Command[Host]) -> Command[ChatApp]:
 COMMANDS: Registry[ChatApp] = Registry(
     [
         *chat_commands.COMMANDS,
-        *map(_for_app, chat.COMMANDS),
+        *map(_for_app, SHARED),
         *answer_commands.COMMANDS,
-        *map(_for_app, (*answers.COMMANDS, *files.COMMANDS, *engine.COMMANDS)),
         *view_commands.COMMANDS,
     ]
 )

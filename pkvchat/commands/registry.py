@@ -13,9 +13,10 @@ H = TypeVar("H")
 
 
 class Registry(Generic[H]):
-    """by_name and by_slash: the commands, in their order."""
+    """by_name and by_slash: the commands, in their order. elsewhere: where there are others."""
 
-    def __init__(self, commands: Iterable[Command[H]]) -> None:
+    def __init__(self, commands: Iterable[Command[H]], elsewhere: str = "") -> None:
+        self._elsewhere = f"{elsewhere} " if elsewhere else ""
         self.by_name = {command.name: command for command in commands}
         self.by_slash = {c.slash: c for c in self.by_name.values() if c.slash}
 
@@ -28,7 +29,7 @@ class Registry(Generic[H]):
         command = self.by_slash.get(name.strip())
         if command is None:
             raise CommandError(
-                f"There is no /{one_line(name)[:40]}; /help lists what there is. "
+                f"There is no /{one_line(name)[:40]}; /help lists what there is. {self._elsewhere}"
                 "Begin with // to send it."
             )
         return command, argument.strip()
