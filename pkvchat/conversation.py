@@ -1,0 +1,254 @@
+"""One chat on an engine in this process: plain mode, as the commands see it."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType
+
+from . import clipboard
+from .chats import Chat, Message
+from .clean import visible
+from .commands.command import CommandError
+from .commands.host import Host
+from .commands.registry import Registry
+from .errors import ChatError, startup_errors
+from .messages import (
+    Close,
+    Command,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Notice,
+    PolicyChanged,
+    Ready,
+    Steps,
+    Stop,
+    Submit,
+)
+from .meter import Meter
+from .open_chat import OpenChat
+from .options import EngineOptions
+from .progress import ProgressLine
+from .service import ChatService
+from .settings import Settings
+from .store import ChatStore, store_path
+
+
+def say(text: str) -> None:
+    """Lines of the program's own."""
+    print(visible(text), file=sys.stderr, flush=True)
+
+
+class Conversation:
+    """Implements Host. Answers go to standard output as they come, all else to standard error.
+
+    left: the person asked to end the program.
+    """
+
+    def __init__(self, settings: Settings, registry: Registry[Host]) -> None:
+        self.params = settings.sampling
+        self.meter = Meter()
+        self.left = False
+        self._system = settings.system_prompt
+        self._registry = registry
+        self._options = settings.engine
+        self._service = _start(settings.engine)
+        self._policy = settings.engine.policy
+        self._current = self._fresh()
+        self._before_prompt = ""
+        self._raw = not sys.stdout.isatty()  # a file gets what the model wrote, a terminal is safe
+
+    def _fresh(self) -> OpenChat:
+        return OpenChat(Chat(system=self._system))
+
+    def close(self) -> None:
+        self._service.close()
+
+    # --- answers ------------------------------------------------------------------------------
+
+    def answer(self, prompt: str) -> str:
+        """Stream the answer to ``prompt`` and end its last line; returns why it ended.
+
+        Ctrl+C ends it with what is there, as "cancelled". Raises ChatError where the engine
+        refuses or fails; a prompt without any answer is then no part of the conversation.
+        """
+        text, self._before_prompt = self._before_prompt + prompt, ""
+        self._current.ask(text)
+        return self._stream()
+
+    def _stream(self) -> str:
+        chat, end, reason = self._current, "", ""
+        try:
+            for event in self._events(chat.submission(self.params, self.ready.model)):
+                match event:
+                    case Delta(_, text):
+                        self._write(text)
+                        end = text or end
+                    case Notice(_, line):
+                        say(f"note: {line}")
+                    case Steps(records):
+                        self.meter.add(records)
+                    case Finished(_, reason, prompt_tokens, new_tokens, ttft_s):
+                        self.meter.ttfts.append(ttft_s)
+                        if reason == "context":
+                            say(f"note: context full, {prompt_tokens + new_tokens} tokens")
+                if not isinstance(event, Notice):
+                    chat.apply(event)
+                if isinstance(event, Failed):
+                    raise ChatError(event.message)
+        finally:
+            if end and not end.endswith("\n"):
+                self._write("\n")
+        return reason
+
+    def _events(self, submit: Submit) -> Iterator[Event]:
+        """All there is to say about one answer, as it comes."""
+        with _Interrupt() as interrupt:
+            yield from self._service.handle(submit)
+            while not self._service.idle:
+                if interrupt.requested:
+                    yield from self._service.handle(Stop(submit.chat_id))
+                else:
+                    yield from self._service.poll()
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text if self._raw else visible(text))
+        sys.stdout.flush()
+
+    # --- as Host ------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> OpenChat:
+        return self._current
+
+    @property
+    def ready(self) -> Ready:
+        return self._service.ready
+
+    @property
+    def policy(self) -> str:
+        return self._policy
+
+    def say(self, text: str) -> None:
+        say(text)
+
+    def send(self, command: Command) -> None:
+        for event in self._service.handle(command):
+            match event:
+                case PolicyChanged(name):
+                    self._policy = name
+                    say(f"policy {name}")
+                case Failed(_, line):
+                    raise CommandError(line)
+                case _:
+                    pass
+
+    def submit(self) -> None:
+        self._stream()
+
+    def restart(self, **changes: object) -> None:
+        """Should the new engine not start, the one before it does again."""
+        options = replace(self._options, **changes)  # type: ignore[arg-type]
+        self._service.close()
+        del self._service
+        gc.collect()  # its memory, before the next one's
+        try:
+            self._service = _start(options)
+            self._options = options
+        except ChatError as error:
+            self._service = _start(self._options)
+            raise CommandError(str(error)) from error
+        self._policy = self._options.policy
+
+    def revive(self) -> bool:
+        return False
+
+    def changed(self) -> None:
+        pass
+
+    def open(self, chat: Chat) -> None:
+        if self._current.chat.messages:
+            say(f"the chat so far is saved in {self.save()}")
+        self._turn_to(OpenChat(chat))
+
+    def clear(self) -> None:
+        self._turn_to(self._fresh())
+
+    def _turn_to(self, chat: OpenChat) -> None:
+        self._service.handle(Close(self._current.chat.id))
+        self._current = chat
+
+    def save(self) -> str:
+        """Where the app finds it."""
+        if not self._current.chat.messages:
+            raise CommandError("nothing was said yet")
+        store = ChatStore(store_path())
+        try:
+            store.save(self._current.chat, None)
+        finally:
+            store.close()
+        return str(store.path)
+
+    def put_in_prompt(self, text: str) -> None:
+        self._before_prompt += f"{text}\n"
+        say(f"{len(text):,} characters go before your next line")
+
+    def chosen(self) -> Message:
+        answers = (m for m in reversed(self._current.chat.messages) if m.role == "assistant")
+        if answer := next(answers, None):
+            return answer
+        raise CommandError("there is no answer yet")
+
+    def place(self) -> int:
+        return len(self._current.chat.messages)
+
+    def copy(self, text: str, what: str) -> None:
+        if not clipboard.copy(text):
+            raise CommandError(f"no clipboard program works here; those known: {clipboard.NAMES}")
+        say(f"copied the {what}, {len(text):,} characters")
+
+    def help(self) -> None:
+        for command in self._registry.by_slash.values():
+            say(f"{command.usage:<24}{command.what}")
+        say("Begin with // to send a line that starts with a slash.")
+
+    def leave(self) -> None:
+        self.left = True
+
+
+def _start(options: EngineOptions) -> ChatService:
+    progress = ProgressLine(sys.stderr)
+    try:
+        with startup_errors():
+            service = ChatService(options, progress)
+    finally:
+        progress.close()
+    ready = service.ready
+    say(f"{ready.model} on {ready.device}, {ready.dtype}, context {ready.context}")
+    for note in ready.notes:
+        say(f"note: {note}")
+    return service
+
+
+class _Interrupt:
+    """While entered, a first Ctrl+C is noted, so that a step is never torn; a second one raises
+    KeyboardInterrupt as usual."""
+
+    requested = False
+
+    def __enter__(self) -> _Interrupt:
+        self._former = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._former)
+
+    def _note(self, _signum: int, _frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

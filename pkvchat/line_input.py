@@ -1,0 +1,51 @@
+"""Lines of standard input; on a terminal with a prompt, history and completion."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from .options import MAX_PROMPT
+
+_PROMPT = "> "
+Read = Callable[[], bytes]  # a line of at most MAX_PROMPT + 1 bytes, b"" at the end of input
+
+
+def line_reader(complete: Callable[[str], list[str]]) -> Read:
+    """complete: what a line that begins so may go on to be."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return _read
+    if sys.stdout.isatty() and _set_up_readline(complete):
+        return _read_edited
+    return _read_prompted
+
+
+def _read() -> bytes:
+    return sys.stdin.buffer.readline(MAX_PROMPT + 1)
+
+
+def _read_prompted() -> bytes:
+    sys.stderr.write(_PROMPT)
+    sys.stderr.flush()
+    return _read()
+
+
+def _read_edited() -> bytes:
+    try:
+        return input(_PROMPT).encode("utf-8", "surrogateescape") + b"\n"
+    except EOFError:
+        return b""
+
+
+def _set_up_readline(complete: Callable[[str], list[str]]) -> bool:
+    """False where Python was built without it."""
+    try:
+        import readline
+    except ImportError:
+        return False
+    readline.set_completer(lambda text, state: [*complete(text), None][state])
+    readline.set_completer_delims("")
+    libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
+    sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+    return True
