@@ -1,31 +1,57 @@
 """The inputs every attention strategy shares: head shape, KV layout, one decode batch.
 
-KV cache of one layer: ``[num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND; index 0 of
-dimension 1 is K, 1 is V). Page 0 is scratch: padded rows write there and nobody reads it.
+KV cache of one layer: ``[num_pages, 2, num_kv_heads, page_rows, head_dim]`` (HND; index 0 of
+dimension 1 is K, 1 is V). A head's page has a row for each token; in a quantised cache a few rows
+more, whose bytes are the tokens' scales in float32. Page 0 is scratch: padded rows write there and
+nobody reads it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+
+# Quantised caches: the dtypes, each with its largest value.
+QUANT_MAX = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What is fixed for the life of a KV cache."""
+    """What is fixed for the life of a KV cache.
+
+    dtype: that attention computes in; queries of another are cast to it. kv_dtype: of the cache,
+    ``dtype`` itself or one of ``QUANT_MAX``, then with a scale for each token and head.
+    """
 
     num_qo_heads: int
     num_kv_heads: int
     head_dim: int
     page_size: int
-    dtype: torch.dtype  # of queries, KV and output
+    dtype: torch.dtype
     device: torch.device
+    kv_dtype: torch.dtype = None  # type: ignore[assignment]  # dtype
+
+    def __post_init__(self) -> None:
+        if self.kv_dtype is None:
+            object.__setattr__(self, "kv_dtype", self.dtype)
 
     @property
     def group_size(self) -> int:
         """Query heads per KV head (G)."""
         return self.num_qo_heads // self.num_kv_heads
+
+    @property
+    def quantised(self) -> bool:
+        return self.kv_dtype in QUANT_MAX
+
+    @property
+    def page_rows(self) -> int:
+        """Rows of a head's page, those of its scales included."""
+        if not self.quantised:
+            return self.page_size
+        return self.page_size + -(-self.page_size * SCALE_BYTES // self.head_dim)
 
 
 @dataclass(frozen=True)
@@ -35,11 +61,14 @@ class LayerSpec:
     scale: multiplies q.k before the soft cap (1/sqrt(head_dim) for most models).
     window: a query at position i sees keys at positions > i - window; 0 means all.
     softcap: scores become softcap * tanh(scores / softcap); 0 means none.
+    sinks: [num_qo_heads] float32, for each head the score of a key without a value (gpt-oss), which
+        the window does not hide and the soft cap does not touch; None means none.
     """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
+    sinks: torch.Tensor | None = field(default=None, compare=False)
 
 
 @dataclass

@@ -42,6 +42,10 @@ class FlashInfer:
     def __init__(self, shape: AttentionShape, tensor_cores: bool | None = None) -> None:
         if shape.dtype not in (torch.float16, torch.bfloat16):
             raise StrategyUnavailable(f"flashinfer takes float16 or bfloat16, not {shape.dtype}")
+        if shape.quantised:
+            raise StrategyUnavailable(
+                f"flashinfer has no scale for each token and head, which {shape.kv_dtype} KV needs"
+            )
         if shape.head_dim not in _HEAD_DIMS:
             raise StrategyUnavailable(
                 f"flashinfer takes head_dim {', '.join(map(str, _HEAD_DIMS))}, not {shape.head_dim}"
@@ -124,7 +128,7 @@ class FlashInfer:
             window_left=spec.window - 1,  # keys to the left of the query's own; -1 means all
             logits_soft_cap=spec.softcap,
             q_data_type=shape.dtype,
-            kv_data_type=shape.dtype,
+            kv_data_type=shape.kv_dtype,
             sm_scale=spec.scale,
         )
         self._planned.add(spec)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from .batch import AttentionShape, DecodeBatch
+from .kv import dequantise
 from .tasks import Task, split_tasks
 
 
@@ -33,8 +34,8 @@ class Gather:
     """The K and V of some tasks, padded to the longest of them.
 
     Everything that does not depend on the layer is computed here, once per step: one flat index
-    of page rows ``[page_size * head_dim]``, the mask of padding, and the slots to clear, since
-    memory past a sequence's end may hold anything, NaN included. Several tasks need the CPU.
+    of heads' pages, the mask of padding, and the slots to clear, since memory past a sequence's end
+    may hold anything, NaN included. Several tasks need the CPU.
     """
 
     def __init__(
@@ -84,11 +85,18 @@ class Gather:
         return torch.from_numpy(block_table.numpy()[rows, tiles])
 
     def __call__(self, kv_layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V, each [num_tasks, num_kv_heads, keys, head_dim]; valid until the next call."""
+        """K and V, each [num_tasks, num_kv_heads, keys, head_dim]; valid until the next call.
+
+        Of the layer's dtype; of a quantised layer the values, in the shape's dtype.
+        """
         shape = self._shape
-        width = shape.page_size * shape.head_dim
-        kv = self._scratch.take((self._index.numel(), width), kv_layer)
-        torch.index_select(kv_layer.view(-1, width), 0, self._index, out=kv)
+        width = shape.page_rows * shape.head_dim
+        # Float8 moves as bytes: not every operation knows it.
+        pages = (kv_layer.view(torch.int8) if shape.quantised else kv_layer).view(-1, width)
+        kv = self._scratch.take((self._index.numel(), width), pages)
+        torch.index_select(pages, 0, self._index, out=kv)
+        if shape.quantised:
+            kv = dequantise(kv.view(shape.kv_dtype), shape.page_size, shape.head_dim, shape.dtype)
         if self._stale is not None:
             kv.view(-1, shape.head_dim).index_fill_(0, self._stale, 0)
         kv = kv.view(2, self.num_tasks, shape.num_kv_heads, -1, shape.head_dim)

@@ -6,22 +6,32 @@ from collections.abc import Sequence
 
 import torch
 
-from .batch import AttentionShape
+from .batch import QUANT_MAX, SCALE_BYTES, AttentionShape
+
+MIN_MAGNITUDE = 1e-12  # a row of zeros has a scale, too
 
 
 def page_bytes(num_layers: int, shape: AttentionShape) -> int:
-    """Bytes that one page takes over all layers, K and V."""
-    elements = 2 * shape.num_kv_heads * shape.page_size * shape.head_dim
-    return num_layers * elements * shape.dtype.itemsize
+    """Bytes that one page takes over all layers, K and V and their scales."""
+    elements = 2 * shape.num_kv_heads * shape.page_rows * shape.head_dim
+    return num_layers * elements * shape.kv_dtype.itemsize
 
 
 def allocate_kv(num_layers: int, num_pages: int, shape: AttentionShape) -> list[torch.Tensor]:
-    """One uninitialised ``[num_pages, 2, num_kv_heads, page_size, head_dim]`` tensor per layer.
+    """One uninitialised ``[num_pages, 2, num_kv_heads, page_rows, head_dim]`` tensor per layer.
 
     Nobody reads a slot before it is written; on CPU, memory is then only taken as pages are used.
     """
-    size = (num_pages, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
-    return [torch.empty(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
+    size = (num_pages, 2, shape.num_kv_heads, shape.page_rows, shape.head_dim)
+    return [torch.empty(size, dtype=shape.kv_dtype, device=shape.device) for _ in range(num_layers)]
+
+
+def tokens_per_page(kv_layer: torch.Tensor) -> int:
+    """page_size, of which AttentionShape.page_rows made the layer's rows."""
+    rows, head_dim = kv_layer.shape[3:]
+    if kv_layer.dtype not in QUANT_MAX:
+        return rows
+    return rows * head_dim // (head_dim + SCALE_BYTES)
 
 
 def kv_rows(slot_mapping: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
@@ -30,10 +40,11 @@ def kv_rows(slot_mapping: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
     slot_mapping: [N] int64, page * page_size + offset. Returns [N * 2 * num_kv_heads] int64, the
     rows of a layer seen as [rows, head_dim]: each token's K heads, then its V heads.
     """
-    _, two, heads, page_size, _ = kv_layer.shape
+    _, two, heads, page_rows, _ = kv_layer.shape
+    page_size = tokens_per_page(kv_layer)
     page = torch.div(slot_mapping, page_size, rounding_mode="floor")
-    first = page * (two * heads * page_size) + slot_mapping % page_size
-    lanes = torch.arange(two * heads, device=slot_mapping.device) * page_size
+    first = page * (two * heads * page_rows) + slot_mapping % page_size
+    lanes = torch.arange(two * heads, device=slot_mapping.device) * page_rows
     return (first.unsqueeze(1) + lanes).flatten()
 
 
@@ -47,9 +58,45 @@ def write_kv(kv_layer: torch.Tensor, rows: torch.Tensor, k: torch.Tensor, v: tor
 
         write_kv_triton(kv_layer, rows, k, v)
         return
-    head_dim = kv_layer.shape[4]
-    new = torch.cat((k, v), dim=1).view(-1, head_dim).to(kv_layer.dtype)
-    kv_layer.view(-1, head_dim).index_copy_(0, rows, new)
+    page_rows, head_dim = kv_layer.shape[3:]
+    new = torch.cat((k, v), dim=1).view(-1, head_dim)
+    if kv_layer.dtype not in QUANT_MAX:
+        kv_layer.view(-1, head_dim).index_copy_(0, rows, new.to(kv_layer.dtype))
+        return
+    values, scales = quantise(new, kv_layer.dtype)
+    # Moves of bytes, whatever they mean: not every operation knows float8.
+    kv_layer.view(torch.int8).view(-1, head_dim).index_copy_(0, rows, values.view(torch.int8))
+    at = scale_index(rows, tokens_per_page(kv_layer), page_rows, head_dim)
+    kv_layer.view(-1).view(torch.float32).index_copy_(0, at, scales)
+
+
+def scale_index(rows: torch.Tensor, page_size: int, page_rows: int, head_dim: int) -> torch.Tensor:
+    """Where the scales of ``rows`` (see kv_rows) are in the layer seen as float32."""
+    first = (rows // page_rows * page_rows + page_size) * (head_dim // SCALE_BYTES)
+    return first + rows % page_rows
+
+
+def quantise(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """x: [N, d] float. Returns [N, d] of a dtype in QUANT_MAX and [N] float32 scales.
+
+    Symmetric, one scale a row: its largest magnitude becomes the dtype's largest.
+    """
+    x, limit = x.float(), QUANT_MAX[dtype]
+    scale = x.abs().amax(dim=-1).clamp_min(MIN_MAGNITUDE) / limit
+    x = x / scale.unsqueeze(-1)
+    return (x if dtype.is_floating_point else x.round()).to(dtype), scale
+
+
+def dequantise(
+    pages: torch.Tensor, page_size: int, head_dim: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The values of heads' pages, [..., page_rows * head_dim] of a quantised layer.
+
+    Returns [..., page_size, head_dim] of ``dtype``.
+    """
+    values = pages[..., : page_size * head_dim].unflatten(-1, (page_size, head_dim))
+    scales = pages.view(torch.float32)[..., page_size * head_dim // SCALE_BYTES :][..., :page_size]
+    return (values.float() * scales.unsqueeze(-1)).to(dtype)
 
 
 def copy_pages(kv_layers: Sequence[torch.Tensor], src: Sequence[int], dst: Sequence[int]) -> None:
@@ -57,4 +104,5 @@ def copy_pages(kv_layers: Sequence[torch.Tensor], src: Sequence[int], dst: Seque
     device = kv_layers[0].device
     source, target = torch.tensor(src, device=device), torch.tensor(dst, device=device)
     for kv_layer in kv_layers:
-        kv_layer[target] = kv_layer[source]
+        pages = kv_layer.view(torch.int8) if kv_layer.dtype in QUANT_MAX else kv_layer
+        pages[target] = pages[source]

@@ -9,7 +9,41 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .batch import QUANT_MAX
+from .kv import MIN_MAGNITUDE as _MIN_MAGNITUDE
+from .kv import tokens_per_page
 from .launch_triton import has_dependent_launch
+
+MIN_MAGNITUDE = tl.constexpr(_MIN_MAGNITUDE)
+
+
+@triton.jit
+def store_row(
+    kv_ptr,
+    row,
+    x,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    QUANT_MAX: tl.constexpr,
+):
+    """Store one token's K or V of one head. x: [power of 2 >= HEAD_DIM], zeros past HEAD_DIM.
+
+    row: see kv.kv_rows. QUANT_MAX: the largest value of a quantised layer's dtype, else 0.
+    """
+    dim = tl.arange(0, x.shape[0])
+    if QUANT_MAX:
+        # As kv.quantise does, but for the rounding of ties.
+        x = x.to(tl.float32)
+        scale = tl.maximum(tl.max(tl.abs(x), axis=0), MIN_MAGNITUDE) / QUANT_MAX
+        x = x / scale
+        if kv_ptr.dtype.element_ty == tl.int8:
+            x = tl.floor(x + 0.5)
+        scales_ptr = kv_ptr.to(tl.pointer_type(tl.float32))
+        first = (row // PAGE_ROWS * PAGE_ROWS + PAGE_SIZE) * (HEAD_DIM // 4)
+        tl.store(scales_ptr + first + row % PAGE_ROWS, scale)
+    x = x.to(kv_ptr.dtype.element_ty)
+    tl.store(kv_ptr + row * HEAD_DIM + dim, x, mask=dim < HEAD_DIM)
 
 
 @triton.jit
@@ -23,6 +57,9 @@ def _kernel(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    QUANT_MAX: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: K and V of one head of one token."""
@@ -35,10 +72,10 @@ def _kernel(
     mask = dim < HEAD_DIM
     k_row = tl.load(rows_ptr + token * (2 * HEADS) + head)
     v_row = tl.load(rows_ptr + token * (2 * HEADS) + HEADS + head)
-    k = tl.load(k_ptr + token * k_stride + head * HEAD_DIM + dim, mask=mask)
-    v = tl.load(v_ptr + token * v_stride + head * HEAD_DIM + dim, mask=mask)
-    tl.store(kv_ptr + k_row * HEAD_DIM + dim, k.to(kv_ptr.dtype.element_ty), mask=mask)
-    tl.store(kv_ptr + v_row * HEAD_DIM + dim, v.to(kv_ptr.dtype.element_ty), mask=mask)
+    k = tl.load(k_ptr + token * k_stride + head * HEAD_DIM + dim, mask=mask, other=0.0)
+    v = tl.load(v_ptr + token * v_stride + head * HEAD_DIM + dim, mask=mask, other=0.0)
+    store_row(kv_ptr, k_row, k, HEAD_DIM, PAGE_SIZE, PAGE_ROWS, QUANT_MAX)
+    store_row(kv_ptr, v_row, v, HEAD_DIM, PAGE_SIZE, PAGE_ROWS, QUANT_MAX)
 
 
 def write_kv_triton(
@@ -60,6 +97,9 @@ def write_kv_triton(
         HEADS=heads,
         HEAD_DIM=head_dim,
         DIM_BLOCK=triton.next_power_of_2(head_dim),
+        PAGE_SIZE=tokens_per_page(kv_layer),
+        PAGE_ROWS=kv_layer.shape[3],
+        QUANT_MAX=QUANT_MAX.get(kv_layer.dtype, 0.0),
         PDL=pdl,
         num_warps=1,
         launch_pdl=pdl,

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from .attend import attend
-from .batch import AttentionShape, LayerSpec, PrefillChunk
+from .batch import QUANT_MAX, AttentionShape, LayerSpec, PrefillChunk
 from .gather import Gather, Scratch
+from .kv import tokens_per_page
 from .tasks import Task
 
 
@@ -46,9 +47,11 @@ class PrefillAttention:
 
     def _plan(self, q: torch.Tensor, kv_layer: torch.Tensor, window: int) -> _Keys:
         chunk, device = self.chunk, q.device
-        _, _, num_kv_heads, page_size, head_dim = kv_layer.shape
+        _, _, num_kv_heads, _, head_dim = kv_layer.shape
+        page_size, kv_dtype = tokens_per_page(kv_layer), kv_layer.dtype
+        dtype = q.dtype if kv_dtype in QUANT_MAX else kv_dtype
         shape = AttentionShape(
-            q.shape[1], num_kv_heads, head_dim, page_size, kv_layer.dtype, device
+            q.shape[1], num_kv_heads, head_dim, page_size, dtype, device, kv_dtype
         )
         end, start = chunk.context_len, chunk.context_len - chunk.num_tokens
         begin = max(0, start - window + 1) if window else 0

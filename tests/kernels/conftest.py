@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from pkvchat.kernels.batch import AttentionShape, DecodeBatch, LayerSpec
+from pkvchat.kernels.kv import allocate_kv, dequantise, quantise
 from pkvchat.kernels.strategy import Strategy
 
 
@@ -23,8 +26,11 @@ class PagedProblem:
 
     def expected(self, spec: LayerSpec) -> torch.Tensor:
         """[B, num_qo_heads, head_dim] fp64 on the CPU; rows of length 0 are zero."""
-        shape, kv_layer, table = self.shape, self.kv_layer.cpu().double(), self.batch.block_table
+        shape, kv_layer, table = self.shape, self.kv_layer.cpu(), self.batch.block_table
         size = (shape.num_kv_heads, shape.group_size, shape.head_dim)
+        if shape.quantised:
+            kv_layer = dequantise(kv_layer.flatten(3), shape.page_size, shape.head_dim, torch.float)
+        kv_layer = kv_layer.double()
         out = torch.zeros(self.q.shape, dtype=torch.float64)
         for row, length in enumerate(self.batch.lengths):
             if length == 0:
@@ -36,6 +42,9 @@ class PagedProblem:
             scores = self.q[row].cpu().double().view(size) @ k.transpose(1, 2) * spec.scale
             if spec.softcap:
                 scores = spec.softcap * torch.tanh(scores / spec.softcap)
+            if spec.sinks is not None:
+                sinks = spec.sinks.cpu().double().view(*size[:2], 1)
+                scores, v = torch.cat((scores, sinks), 2), F.pad(v, (0, 0, 0, 1))
             out[row] = (scores.softmax(dim=-1) @ v).flatten(0, 1)
         return out
 
@@ -66,9 +75,25 @@ def make_paged_problem(
     q = torch.randn(len(counts), shape.num_qo_heads, shape.head_dim, generator=generator)
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device=shape.device)
     batch = DecodeBatch(table.to(shape.device), seq_lens, seq_lens.long(), tuple(lengths))
+    if shape.quantised:
+        kv_layer = quantised(kv_layer, shape)
     return PagedProblem(
-        shape, batch, q.to(shape.device, shape.dtype), kv_layer.to(shape.device, shape.dtype)
+        shape, batch, q.to(shape.device, shape.dtype), kv_layer.to(shape.device, shape.kv_dtype)
     )
+
+
+def quantised(kv: torch.Tensor, shape: AttentionShape) -> torch.Tensor:
+    """A layer of ``shape`` on the CPU. kv: [num_pages, 2, num_kv_heads, page_size, head_dim]."""
+    cpu = dataclasses.replace(shape, device=torch.device("cpu"))
+    (layer,) = allocate_kv(1, len(kv), cpu)
+    values, scales = quantise(kv.flatten(0, 3), shape.kv_dtype)
+    raw = layer.view(torch.int8)
+    raw.fill_(-1)
+    raw[:, :, :, : shape.page_size] = values.view(torch.int8).view(kv.shape)
+    first = shape.page_size * shape.head_dim // 4
+    at = slice(first, first + shape.page_size)
+    raw.flatten(3).view(torch.float)[..., at] = scales.view(kv.shape[:4])
+    return layer
 
 
 @pytest.fixture(scope="session")

@@ -13,14 +13,15 @@ from pkvchat.kernels.registry import create_strategy
 from pkvchat.kernels.strategy import StrategyUnavailable
 
 
-def shape_of(group=4, dim=128, dtype=torch.float16, device="cuda"):
-    return AttentionShape(group * 4, 4, dim, 16, dtype, torch.device(device))
+def shape_of(group=4, dim=128, dtype=torch.float16, device="cuda", kv_dtype=None):
+    return AttentionShape(group * 4, 4, dim, 16, dtype, torch.device(device), kv_dtype)
 
 
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
         (shape_of(dtype=torch.float32), "takes float16 or bfloat16, not torch.float32"),
+        (shape_of(kv_dtype=torch.int8), "no scale for each token and head, which torch.int8 KV"),
         (shape_of(dim=80), "takes head_dim 64, 128, 256, not 80"),
     ],
 )
