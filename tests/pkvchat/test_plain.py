@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
 import select
 import signal
 import subprocess
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pkvchat.progress import ProgressLine
+from pkvchat.store import ChatStore
 
 RAINBOW = "Name three colours of the rainbow."
 EXPECTED = json.loads((Path(__file__).parent / "greedy.json").read_text())[RAINBOW]
@@ -84,6 +87,87 @@ def test_lines_are_turns_of_one_conversation(run_cli, cli_env, tmp_path):
     assert done.returncode == 1  # one line could not be answered
     longest = [max(json.loads(line)["seq_lens"]) for line in steps.read_text().splitlines()]
     assert longest == sorted(longest), "each turn goes on from the one before"
+
+
+def test_lines_that_begin_with_a_slash_are_commands(run_cli, tmp_path):
+    (tmp_path / "colours.txt").write_text("of the rainbow")
+    lines = [
+        "/set temp 0",
+        "/set parameter num_predict 6",
+        RAINBOW,
+        "/continue",
+        "/regen",
+        "/theme dark",
+        "/policy forced-sdpa",
+        "/policy forced-nothing",
+        "/show template",
+        "/stats",
+        f"/export {tmp_path}/chat.json",
+        "/fork",
+        "/save",
+        "/model nowhere.gguf",
+        f"/read {tmp_path}/colours.txt",
+        "//Name three colours.",
+        f"/export {tmp_path}/fork.json",
+        "/bye",
+        "never asked",
+    ]
+    done = run_cli("--dtype", "f32", stdin="\n".join(lines).encode())
+    assert done.returncode == 1, "three lines could not be carried out"
+    first, rest, again, more = done.stdout.splitlines()
+    assert EXPECTED.startswith(first + rest)
+    assert first == again
+    for said in (
+        "There is no /theme; /help lists what there is. The app, without --no-tui, has more",
+        "policy forced-sdpa",
+        "unknown policy 'forced-nothing'",
+        "<|im_start|>",
+        "decode steps: ",
+        "no model 'nowhere.gguf'",
+        "characters go before your next line",
+    ):
+        assert said in done.stderr
+    versions = json.loads((tmp_path / "chat.json").read_text())["messages"][1]["versions"]
+    assert [version["text"] for version in versions] == [first + rest, again]
+    assert versions[0]["new_tokens"] == 12
+    assert "SmolLM2" in versions[0]["model"]
+    prompt = json.loads((tmp_path / "fork.json").read_text())["messages"][2]
+    assert "of the rainbow\n```\n\n/Name three colours." in prompt["content"]
+    store = ChatStore(tmp_path / "data" / "pkvchat" / "chats.db")
+    assert len(store.find("rainbow")) == 2, "the chat that was forked, and the fork"
+    assert more
+
+
+def test_a_terminal_completes_and_recalls(cli_env):
+    """A line typed with Tab, one recalled with Up; then a key that is not UTF-8."""
+    main, other = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pkvchat", "--no-tui", "-n", "1", "-t", "1"],
+        env=cli_env | {"TERM": "dumb"},
+        stdin=other,
+        stdout=other,
+        stderr=other,
+    )
+    os.close(other)
+    screen = b""
+
+    def until(text):
+        nonlocal screen
+        while text not in screen:
+            assert select.select([main], [], [], 100)[0], screen
+            screen += os.read(main, 4096)
+        screen = screen[screen.index(text) + len(text) :]
+
+    until(b"> ")
+    os.write(main, b"/show sys\t\n")
+    until(b"no system prompt")
+    os.write(main, b"\x10\n")
+    until(b"no system prompt")
+    os.write(main, b"/nop\xff\n")
+    until(b"line 3 is not UTF-8")
+    os.write(main, b"/bye\n")
+    assert process.wait(timeout=60) == 1
+    os.close(main)
 
 
 def test_ctrl_c_keeps_the_partial_answer(start):

@@ -12,6 +12,8 @@ import pytest
 from pkvchat.messages import (
     ChatMessage,
     Close,
+    Counted,
+    CountTokens,
     Delta,
     Event,
     Failed,
@@ -45,6 +47,7 @@ KEYS = {
     "pages_used",
     "pages_total",
     "pages_shared",
+    "idle_ms",
 }
 
 
@@ -123,6 +126,25 @@ def test_stop_and_the_next_turn(service: ChatService) -> None:
     assert service.idle
     assert service.handle(Stop("a")) == []
     assert service.poll() == []
+    service.handle(Close("a"))
+
+
+def test_an_answer_that_was_cut_short_is_carried_on(service: ChatService) -> None:
+    prompt = next(iter(EXPECTED))
+    first = text(run(service, ask("a", prompt, params=replace(GREEDY, max_tokens=9))), "a")
+    assert len(first) < len(EXPECTED[prompt])
+    rest = run(service, ask("a", prompt, first, params=replace(GREEDY, max_tokens=15)))
+    assert first + text(rest, "a") == EXPECTED[prompt]
+    started = next(e for e in rest if isinstance(e, Started))
+    assert started.cached_tokens >= started.prompt_tokens - 2, "the answer's KV is still there"
+    service.handle(Close("a"))
+
+
+def test_tokens_are_counted_as_the_prompt_would_have_them(service: ChatService) -> None:
+    submit = ask("a", "Say hello.", params=replace(GREEDY, max_tokens=1))
+    (counted,) = service.handle(CountTokens("a", 7, submit.messages))
+    started = next(e for e in run(service, submit) if isinstance(e, Started))
+    assert counted == Counted("a", 7, started.prompt_tokens)
     service.handle(Close("a"))
 
 

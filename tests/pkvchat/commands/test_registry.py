@@ -1,0 +1,88 @@
+"""Commands found by what was typed, and completed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pkvchat.commands import COMMANDS
+from pkvchat.commands.answers import code_blocks
+from pkvchat.commands.command import Command, CommandError, one_of, paths
+from pkvchat.commands.registry import Registry
+
+
+def nothing(host: None, argument: str) -> None: ...
+
+
+REGISTRY: Registry[None] = Registry(
+    [
+        Command("read", "", nothing, slash="read", complete=paths),
+        Command("regen", "", nothing, slash="regen"),
+        Command("show", "", nothing, slash="show", complete=one_of(("info", "system"))),
+        Command("no_slash", "", nothing, "f1"),
+    ],
+    "Elsewhere are more.",
+)
+
+
+def test_a_line_is_a_command_and_its_argument() -> None:
+    command, argument = REGISTRY.find("/read  a file ")
+    assert (command.name, argument) == ("read", "a file")
+
+
+@given(st.text(max_size=60))
+def test_anything_else_is_refused_in_one_line(line: str) -> None:
+    with pytest.raises(CommandError, match="There is no /") as error:
+        REGISTRY.find("/no" + line)
+    assert "\n" not in str(error.value)
+    assert "Elsewhere are more. Begin with //" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("/re", ["/read", "/regen"]),
+        ("/show i", ["/show info"]),
+        ("/show ", ["/show info", "/show system"]),
+        ("/regen x", []),
+        ("/nothing ", []),
+        ("read", []),
+        ("/re\n", []),
+    ],
+)
+def test_names_and_arguments_complete(line: str, found: list[str]) -> None:
+    assert REGISTRY.completions(None, line) == found
+
+
+def test_paths_complete(tmp_path: Path) -> None:
+    for name in ("notes.txt", "new file", ".hidden"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "folder").mkdir()
+    assert paths(None, f"{tmp_path}/n") == [f"{tmp_path}/new file", f"{tmp_path}/notes.txt"]
+    assert paths(None, f"{tmp_path}/.") == [f"{tmp_path}/.hidden"]
+    assert paths(None, f"{tmp_path}/f") == [f"{tmp_path}/folder/"]
+    assert paths(None, f"{tmp_path}/nowhere/x") == []
+    assert "/tmp/" in paths(None, "/t")
+
+
+def test_shared_commands_have_names_of_their_own() -> None:
+    registry = Registry(COMMANDS)
+    assert len(registry.by_name) == len(COMMANDS)
+    assert len(registry.by_slash) == len([c for c in COMMANDS if c.slash])
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("no block", []),
+        ("```py\nx = 1\n```\nand\n~~~\n```\n~~~\n", ["x = 1\n", "```\n"]),
+        ("````\n```\ninner\n```\n````", ["```\ninner\n```\n"]),
+        ("```\nstill open", ["still open"]),
+        ("a `` ` ``` b", []),
+    ],
+)
+def test_code_blocks(text: str, blocks: list[str]) -> None:
+    assert code_blocks(text) == blocks
