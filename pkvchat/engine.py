@@ -1,30 +1,42 @@
-"""The engine: token ids in, token ids out, one step at a time. It knows nothing about text."""
+"""The engine: token ids in, token ids out, one step at a time. It knows nothing about text.
+
+On CUDA it works one step ahead: while the device is at a step, the host enqueues the next one,
+which takes the tokens it begins with from where the device has put them, and only then waits for
+those of the first. An answer that turns out to have ended has a row too many in the step behind:
+its token is dropped, and what it writes to the KV lies beyond the tokens that count.
+"""
 
 from __future__ import annotations
 
 import secrets
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.policy import Decision, Policy
+from pkvchat.kernels.policy import Policy
+from pkvchat.kernels.strategy import Strategy
 from pkvchat.models.causal_lm import CausalLM
 
+from .in_flight import InFlight
+from .mark import Mark
+from .pace import PrefillPace
 from .pages import PagePool
 from .runner import ModelRunner
 from .sampler import Sampler
 from .sampling import SamplingParams
-from .scheduler import Schedule, Scheduler
+from .scheduler import Scheduler
 from .sequence import Answer, Sequence
 from .steps import StepRecord
 
-PREFILL_CHUNK = 512  # prompt tokens a step at most
-MIN_CHUNK = 16
-SHARED_STEP_S = 0.1  # how long a prompt may hold up the answers that decode beside it
+PREFILL_CHUNK = 512  # prompt tokens a step at most, where nothing else is said
 
 
 class RequestRefused(Exception):
     """An answer that cannot be begun; ``str(e)`` is the one line to show."""
+
+
+class ContextFull(RequestRefused):
+    """The prompt leaves no room for an answer in the context."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +54,14 @@ class Token:
 @dataclass
 class StepOutput:
     """prefilled: (chat, prompt tokens read, prompt tokens in all). ended: answers that could not
-    go on, with the line to show. record: of the decode rows, None in a step that only prefilled.
+    go on, with the line to show. notices: lines that concern no chat in particular. record: of the
+    decode rows, None in a step that only prefilled.
     """
 
     tokens: list[Token] = field(default_factory=list)
     prefilled: list[tuple[str, int, int]] = field(default_factory=list)
     ended: list[tuple[str, str]] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
     record: StepRecord | None = None
 
 
@@ -61,17 +75,29 @@ class Engine:
         policy: Policy,
         num_pages: int,
         context: int,
+        *,
+        max_chunk: int = PREFILL_CHUNK,
+        strategies: Mapping[str, Strategy] = {},
+        ahead: bool | None = None,
     ) -> None:
-        """num_pages: of the KV cache, the scratch page among them. context: tokens of a chat."""
+        """num_pages: of the KV cache, the scratch page among them. context: tokens of a chat.
+
+        max_chunk: prompt tokens that a step has memory for. strategies: those that are made
+        already. ahead: enqueue a step before the tokens of the one before are known; None does so
+        on CUDA. Raises torch.OutOfMemoryError where the cache cannot be allocated.
+        """
         self.context = context
+        self.device = shape.device
         self.pool = PagePool(num_pages)
         self.scheduler = Scheduler(self.pool, shape.page_size)
-        self.runner = ModelRunner(model, shape, num_pages, policy)
+        self._notices: list[str] = []
+        self.runner = ModelRunner(model, shape, num_pages, policy, self._notices.append, strategies)
         self.sampler = Sampler(shape.device)
+        self.pace = PrefillPace(max_chunk)
+        self._ahead = shape.device.type == "cuda" if ahead is None else ahead
+        self._in_flight: InFlight | None = None
         self._arrivals = 0
         self._steps = 0
-        self._decode_s = 0.0  # the last pure decode step
-        self._prefill_token_s = 0.0  # one prompt token, of the last chunk
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -92,7 +118,9 @@ class Engine:
             raise RequestRefused("this chat is still answering: stop that answer first")
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         self._arrivals += 1
-        answer = Answer(params, stop_ids, len(tokens), self._arrivals, seed)
+        new = max(1, params.max_tokens) if params.max_tokens >= 0 else self.context
+        limit = min(self.context, len(tokens) + new)
+        answer = Answer(params, stop_ids, len(tokens), self._arrivals, seed, limit)
         seq = self.scheduler.begin(chat_id, tokens, answer)
         self.sampler.begin(chat_id, seed)
         return seq.num_cached
@@ -107,8 +135,8 @@ class Engine:
 
     def close(self, chat_id: str) -> None:
         """Forget the chat and free its pages."""
+        self.stop(chat_id)
         self.scheduler.remove(chat_id)
-        self.sampler.forget(chat_id)
 
     def fork(self, source: str, target: str) -> None:
         """``target`` starts as a copy of ``source`` that shares its full pages."""
@@ -127,7 +155,7 @@ class Engine:
         if num_tokens == 0:
             raise RequestRefused("the prompt is empty")
         if num_tokens >= self.context:
-            raise RequestRefused(
+            raise ContextFull(
                 f"the prompt has {num_tokens} tokens, {num_tokens - self.context + 1} too many for "
                 f"a context of {self.context}: shorten it, or raise -c (and --kv-memory, if that "
                 "is what limits it)"
@@ -142,42 +170,80 @@ class Engine:
     # --- one step -----------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
-        """Run one step; an empty output when there is nothing to do."""
+        """Run one step, or enqueue it and return what the one before has brought.
+
+        An empty output when there is nothing to do, or nothing there yet.
+        """
         output = StepOutput()
-        start = time.perf_counter()
-        schedule = self.scheduler.schedule(self._prefill_budget())
+        former = self._in_flight
+        enqueued = self._enqueue(former, output)
+        ready, self._in_flight = (former, enqueued) if self._ahead else (enqueued, None)
+        if ready is not None:
+            self._collect(ready, output)
+        output.notices, self._notices[:] = list(self._notices), []
+        return output
+
+    def _enqueue(self, former: InFlight | None, output: StepOutput) -> InFlight | None:
+        """Start the next step's work on the device; None if there is none."""
+        began = former.done if former is not None else Mark(self.device)
+        decoding = sum(s.num_uncached == 1 and not s.full for s in self.scheduler.active())
+        schedule = self.scheduler.schedule(self.pace.budget(decoding))
         for seq in schedule.starved:
             output.ended.append((seq.chat_id, self._starved_line(seq)))
             self._finish(seq)
+        num_prefill = sum(count for _, count in schedule.prefills)
+        self.pace.spend(len(schedule.decodes), num_prefill)
         if not schedule:
-            return output
-        result = self.runner.run(schedule)
-        sampled = self.sampler.sample(result.logits, result.sampled)
-        for seq, count in [(s, 1) for s in schedule.decodes] + schedule.prefills:
+            return None
+        pending = former.sampled if former is not None else None
+        result = self.runner.run(schedule, pending)
+        sampled = self.sampler.sample(result.logits, result.sequences, pending)
+        arriving = sampled.token_ids.to("cpu", non_blocking=True)
+        lengths = tuple(seq.num_tokens for seq in schedule.decodes)
+        work = [(seq, 1) for seq in schedule.decodes] + schedule.prefills
+        for seq, count in work:
             seq.num_cached += count
-        for seq, _ in schedule.prefills:
-            total = seq.answer.num_prompt if seq.answer else 0
-            output.prefilled.append((seq.chat_id, min(seq.num_cached, total), total))
-        elapsed = time.perf_counter() - start
-        self._learn(schedule, elapsed)
-        if result.decision is not None:
-            output.record = self._record(schedule, result.decision, elapsed)
-        output.tokens = [
-            self._append(seq, token) for seq, token in zip(result.sampled, sampled, strict=True)
-        ]
-        return output
+        for seq in result.sequences:
+            seq.num_pending += 1
+        return InFlight(
+            sampled,
+            {seq: seq.answer for seq, _ in work if seq.answer is not None},
+            arriving,
+            [(seq, seq.num_cached) for seq, _ in schedule.prefills],
+            lengths,
+            num_prefill,
+            result.decision,
+            began,
+            result.launched,
+            Mark(self.device),
+        )
 
-    def _append(self, seq: Sequence, token: int) -> Token:
-        answer = seq.answer
-        assert answer is not None
+    def _collect(self, step: InFlight, output: StepOutput) -> None:
+        """Wait for a step, and hand out what came of it for answers that are still under way."""
+        step.done.wait()
+        self.pace.learn(len(step.lengths), step.num_prefill, step.step_s)
+        if step.decision is not None:
+            if not step.num_prefill:
+                self.runner.policy.observe(step.lengths, step.decision, step.step_s * 1e6)
+            output.record = self._record(step)
+        for seq, num_cached in step.prefills:
+            if step.still_wants(seq):
+                total = step.answers[seq].num_prompt
+                output.prefilled.append((seq.chat_id, min(num_cached, total), total))
+        tokens = step.arriving.tolist()
+        for seq, row in step.sampled.rows.items():
+            if step.still_wants(seq):
+                output.tokens.append(self._append(seq, step.answers[seq], tokens[row]))
+
+    def _append(self, seq: Sequence, answer: Answer, token: int) -> Token:
+        """The next of the sequence's pending tokens is ``token``."""
         seq.tokens.append(token)
+        seq.num_pending -= 1
         finish = None
         if token in answer.stop_ids:
             finish = "stop"
-        elif 0 <= answer.params.max_tokens <= seq.num_answered:
-            finish = "length"
-        elif len(seq.tokens) >= self.context:
-            finish = "context"
+        elif len(seq.tokens) >= answer.max_tokens:
+            finish = "length" if 0 <= answer.params.max_tokens <= seq.num_answered else "context"
         if finish is not None:
             self._finish(seq)
         return Token(seq.chat_id, token, finish)
@@ -185,39 +251,27 @@ class Engine:
     def _finish(self, seq: Sequence) -> None:
         self.scheduler.finish(seq)
         self.sampler.forget(seq.chat_id)
+        if self.idle:
+            self._in_flight = None  # nobody waits for what the device may still be doing
 
-    def _prefill_budget(self) -> int:
-        """Prompt tokens for this step: few enough that answers beside it keep streaming."""
-        decoding = any(s.num_uncached == 1 for s in self.scheduler.active())
-        if not decoding or not self._prefill_token_s:
-            return PREFILL_CHUNK
-        allowed = max(SHARED_STEP_S, self._decode_s) / self._prefill_token_s
-        return max(MIN_CHUNK, min(PREFILL_CHUNK, int(allowed)))
-
-    def _learn(self, schedule: Schedule, elapsed: float) -> None:
-        num_prefill = sum(count for _, count in schedule.prefills)
-        if not num_prefill:
-            self._decode_s = elapsed
-        elif num_prefill >= MIN_CHUNK:
-            beside = self._decode_s if schedule.decodes else 0.0
-            self._prefill_token_s = max(elapsed - beside, elapsed / 4) / num_prefill
-
-    def _record(self, schedule: Schedule, decision: Decision, elapsed: float) -> StepRecord:
+    def _record(self, step: InFlight) -> StepRecord:
+        assert step.decision is not None
         self._steps += 1
-        batch = len(schedule.decodes)
+        batch = len(step.lengths)
         return StepRecord(
             step=self._steps,
-            strategy=decision.strategy,
-            reason=decision.reason,
+            strategy=step.decision.strategy,
+            reason=step.decision.reason,
             batch=batch,
-            seq_lens=tuple(len(s.tokens) for s in schedule.decodes),
-            num_splits=decision.num_splits,
-            predicted_us=decision.predicted_us,
-            step_ms=elapsed * 1e3,
-            tokens_per_s=batch / elapsed,
+            seq_lens=step.lengths,
+            num_splits=step.decision.num_splits,
+            predicted_us=step.decision.predicted_us,
+            step_ms=step.step_s * 1e3,
+            tokens_per_s=batch / step.step_s,
             pages_used=self.pool.num_used,
             pages_total=self.pool.capacity,
             pages_shared=self.pool.num_shared,
+            idle_ms=step.idle_s * 1e3,
         )
 
     def _starved_line(self, seq: Sequence) -> str:

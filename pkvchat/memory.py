@@ -11,6 +11,7 @@ from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.kv import page_bytes
 
 CUDA_RESERVE = 1 << 30  # bytes left for activations, workspaces and other programs
+GRAPH_PART = 50  # of a device's memory, that CUDA graphs may take
 CPU_SHARE = 0.5  # of the memory that is free
 CPU_CONTEXTS = 4  # full contexts a CPU cache has room for at most, unless asked for more
 
@@ -29,6 +30,32 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
+def graph_memory(device: torch.device) -> int:
+    """Bytes that CUDA graphs may take."""
+    return usable_memory(device) // GRAPH_PART
+
+
+def usable_memory(device: torch.device) -> int:
+    """Bytes of a CUDA device that this process may allocate, what it has allocated included."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    return int(total * torch.cuda.get_per_process_memory_fraction(device))
+
+
+def kv_budget(device: torch.device, kv_memory: int | None) -> int:
+    """Bytes that a KV cache may take: what the user said, or a part of what is free."""
+    if kv_memory is not None:
+        return kv_memory
+    if device.type == "cuda":
+        return free_memory(device) - CUDA_RESERVE
+    return int(free_memory(device) * CPU_SHARE)
+
+
+def largest_context(num_layers: int, shape: AttentionShape, kv_memory: int | None) -> int:
+    """Tokens of the longest context that a KV cache made now could hold."""
+    num_pages = kv_budget(shape.device, kv_memory) // page_bytes(num_layers, shape)
+    return max(num_pages - 1, 0) * shape.page_size
+
+
 def size_cache(
     num_layers: int, shape: AttentionShape, context: int, asked_context: int, kv_memory: int | None
 ) -> tuple[int, int, str]:
@@ -40,13 +67,10 @@ def size_cache(
     """
     per_page = page_bytes(num_layers, shape)
     wanted = asked_context or context
-    if kv_memory is not None:
-        budget = kv_memory
-    elif shape.device.type == "cuda":
-        budget = free_memory(shape.device) - CUDA_RESERVE
-    else:
+    budget = kv_budget(shape.device, kv_memory)
+    if kv_memory is None and shape.device.type == "cpu":
         full = -(-wanted // shape.page_size) * per_page * CPU_CONTEXTS
-        budget = min(full + per_page, int(free_memory(shape.device) * CPU_SHARE))
+        budget = min(full + per_page, budget)
     num_pages = budget // per_page
     fits = (num_pages - 1) * shape.page_size
     source = "--kv-memory" if kv_memory is not None else "the free memory"

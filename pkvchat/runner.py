@@ -1,7 +1,8 @@
-"""Turns a schedule into tensors, runs the model once, returns the logits rows to sample from."""
+"""Turns a schedule into tensors and has the model run once, without waiting for the device."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,61 +16,98 @@ from pkvchat.kernels.strategy import Strategy
 from pkvchat.models.causal_lm import CausalLM
 
 from .graph_runner import DecodeGraphs
+from .in_flight import Sampled
+from .mark import Mark
 from .scheduler import Schedule
 from .sequence import Sequence
+from .upload import upload
+
+Forward = Callable[[], torch.Tensor]  # enqueues the model's work; returns the logits
 
 
 @dataclass
 class StepResult:
-    """logits: [R, vocab_size] float32, a row for each of ``sampled``; decision: for the decodes."""
+    """logits: [R, vocab_size] float32, a row for each of ``sequences``; decision: for the decodes.
+
+    launched: see InFlight.
+    """
 
     logits: torch.Tensor
-    sampled: list[Sequence]
+    sequences: list[Sequence]
     decision: Decision | None
+    launched: Mark
 
 
 class ModelRunner:
     """Owns the KV cache and the strategies; keeps no state of any sequence."""
 
     def __init__(
-        self, model: CausalLM, shape: AttentionShape, num_pages: int, policy: Policy
+        self,
+        model: CausalLM,
+        shape: AttentionShape,
+        num_pages: int,
+        policy: Policy,
+        notify: Callable[[str], None],
+        strategies: Mapping[str, Strategy] = {},
     ) -> None:
+        """notify: takes a line that a person should know. strategies: those that are made."""
         self.model = model
         self.shape = shape
         self.policy = policy
         self.kv_layers = allocate_kv(model.config.num_layers, num_pages, shape)
-        self._strategies: dict[str, Strategy] = {}
+        self._strategies = dict(strategies)
+        self._launched: Mark | None = None  # of the last step
         longest = -(-model.config.context_length // shape.page_size)
-        self._graphs = (
-            DecodeGraphs(model, shape, self.kv_layers, min(num_pages, longest))
+        self.graphs = (
+            DecodeGraphs(model, shape, self.kv_layers, min(num_pages, longest), notify)
             if shape.device.type == "cuda"
             else None
         )
 
     @torch.inference_mode()
-    def run(self, schedule: Schedule) -> StepResult:
-        """One forward pass; the sequences' ``num_cached`` is the caller's to advance."""
+    def run(self, schedule: Schedule, former: Sampled | None = None) -> StepResult:
+        """Enqueue one forward pass; the sequences' ``num_cached`` is the caller's to advance.
+
+        former: where the sequences' pending tokens are.
+        """
+        if self._launched is not None:
+            self._launched.wait()  # the host's copies of the inputs are about to be written over
         decision = self._choose(schedule.decodes)
-        if self._graphs and decision and not schedule.prefills:
-            strategy = self._strategy(decision.strategy)
-            if self._graphs.covers(strategy, len(schedule.decodes)):
-                logits = self._graphs.run(schedule.decodes, strategy, decision.num_splits)
-                return StepResult(logits, schedule.decodes, decision)
+        strategy = self._strategy(decision.strategy) if decision else None
+        if (
+            self.graphs is not None
+            and decision is not None
+            and strategy is not None
+            and not schedule.prefills
+            and self.graphs.covers(strategy, len(schedule.decodes))
+        ):
+            sequences = schedule.decodes
+            forward = self.graphs.prepare(sequences, strategy, decision.num_splits, former)
+        else:
+            sequences, forward = self._prepare(schedule, decision, former)
+        self._launched = Mark(self.shape.device)
+        return StepResult(forward(), sequences, decision, self._launched)
+
+    def _prepare(
+        self, schedule: Schedule, decision: Decision | None, former: Sampled | None
+    ) -> tuple[list[Sequence], Forward]:
+        """Bring the step's inputs to the device: who gets a token, and what computes the logits."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         logit_rows: list[int] = []
         sampled: list[Sequence] = []
-        work = [(seq, 1) for seq in schedule.decodes] + schedule.prefills
-        for seq, count in work:
+        for seq, count in [(seq, 1) for seq in schedule.decodes] + schedule.prefills:
             start, end = seq.num_cached, seq.num_cached + count
-            tokens += seq.tokens[start:end]
+            tokens += seq.tokens[start:end] or [0]  # one that is pending is filled in below
             positions += range(start, end)
             slots += self._slots(seq, start, end)
-            if end == len(seq.tokens):
+            if end == seq.num_tokens:
                 logit_rows.append(len(tokens) - 1)
                 sampled.append(seq)
-        slot_mapping = self._tensor(slots)
+        token_ids, slot_mapping = self._upload(tokens), self._upload(slots)
+        if former is not None:
+            former.fill(token_ids, schedule.decodes)
         decode = self._plan(schedule.decodes, decision, slot_mapping) if decision else None
         attend = StepAttention(
             self.kv_layers,
@@ -79,26 +117,24 @@ class ModelRunner:
             self._strategy(decision.strategy) if decision else None,
             [self._chunk(seq, count) for seq, count in schedule.prefills],
         )
-        logits = self.model.forward(
-            self._tensor(tokens), self._tensor(positions), attend, self._tensor(logit_rows)
-        )
-        return StepResult(logits, sampled, decision)
+        at, rows = self._upload(positions), self._upload(logit_rows)
+        return sampled, lambda: self.model.forward(token_ids, at, attend, rows)
 
     def copy_page(self, source: int, target: int) -> None:
         copy_pages(self.kv_layers, [source], [target])
 
     def _choose(self, decodes: list[Sequence]) -> Decision | None:
-        return self.policy.choose(tuple(len(seq.tokens) for seq in decodes)) if decodes else None
+        return self.policy.choose(tuple(seq.num_tokens for seq in decodes)) if decodes else None
 
     def _plan(
         self, decodes: list[Sequence], decision: Decision, slot_mapping: torch.Tensor
     ) -> DecodeBatch:
-        lengths = tuple(len(seq.tokens) for seq in decodes)
+        lengths = tuple(seq.num_tokens for seq in decodes)
         width = max(len(seq.pages) for seq in decodes)
         table = [seq.pages + [0] * (width - len(seq.pages)) for seq in decodes]
         batch = DecodeBatch(
-            block_table=self._tensor(table, torch.int32),
-            seq_lens=self._tensor(lengths, torch.int32),
+            block_table=self._upload(table, torch.int32),
+            seq_lens=self._upload(lengths, torch.int32),
             slot_mapping=slot_mapping[: len(decodes)],
             lengths=lengths,
         )
@@ -108,7 +144,7 @@ class ModelRunner:
     def _chunk(self, seq: Sequence, count: int) -> PrefillChunk:
         end = seq.num_cached + count
         num_pages = -(-end // self.shape.page_size)
-        return PrefillChunk(self._tensor(seq.pages[:num_pages], torch.int32), end, count)
+        return PrefillChunk(self._upload(seq.pages[:num_pages], torch.int32), end, count)
 
     def _slots(self, seq: Sequence, start: int, end: int) -> list[int]:
         size = self.shape.page_size
@@ -119,5 +155,5 @@ class ModelRunner:
             self._strategies[name] = create_strategy(name, self.shape)
         return self._strategies[name]
 
-    def _tensor(self, values: object, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.shape.device)
+    def _upload(self, values: object, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return upload(values, self.shape.device, dtype)

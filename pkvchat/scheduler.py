@@ -61,13 +61,18 @@ class Scheduler:
         return seq
 
     def finish(self, seq: Sequence) -> None:
-        """The answer ends; tokens and pages stay for the next turn."""
+        """The answer ends; its tokens and pages stay for the next turn.
+
+        A token that is still pending is dropped: it has no KV yet.
+        """
         seq.answer = None
+        seq.num_pending = 0
         self._touch(seq)
 
     def remove(self, chat_id: str) -> None:
         seq = self.sequences.pop(chat_id, None)
         if seq is not None:
+            self.finish(seq)
             self._release(seq)
 
     def fork(self, source_id: str, target_id: str) -> tuple[int, int] | None:
@@ -85,7 +90,9 @@ class Scheduler:
         num_cached = source.num_cached if copied else num_full * self.page_size
         shared = source.pages[:num_full]
         self.pool.share(shared)
-        target = Sequence(target_id, source.tokens[:num_cached], num_cached, shared + copied)
+        target = Sequence(
+            target_id, source.tokens[:num_cached], num_cached=num_cached, pages=shared + copied
+        )
         self.sequences[target_id] = target
         self._touch(target)
         return (source.pages[num_full], copied[0]) if copied else None
@@ -95,17 +102,17 @@ class Scheduler:
     def schedule(self, prefill_budget: int) -> Schedule:
         """The next step's work, with its pages reserved. prefill_budget: prompt tokens at most."""
         plan = Schedule()
-        running = self.active()
+        running = [seq for seq in self.active() if not seq.full]
         for seq in running:
-            if seq.num_uncached == 1 and self._reserve(seq, len(seq.tokens), plan):
+            if seq.num_uncached == 1 and self._reserve(seq, seq.num_tokens, plan):
                 plan.decodes.append(seq)
         for seq in running:
             if seq.num_uncached <= 1 or seq in plan.starved:
                 continue
             count = min(seq.num_uncached, prefill_budget)
-            # Room for the whole prompt and one token more, or none: two prompts that each hold
-            # half of the pool would wait for each other.
-            if count == 0 or not self._reserve(seq, len(seq.tokens) + 1, plan):
+            # Room for the whole prompt and one token more, or none: two prompts that each hold half
+            # of the pool would wait for each other. One that was preempted must know its tokens.
+            if count == 0 or seq.num_pending or not self._reserve(seq, seq.num_tokens + 1, plan):
                 break  # in order of arrival: nobody overtakes
             plan.prefills.append((seq, count))
             prefill_budget -= count
@@ -135,6 +142,8 @@ class Scheduler:
 
     def _give_way(self, seq: Sequence, plan: Schedule) -> None:
         """``seq`` cannot have its pages now: wait for the others, or end if there are none."""
+        if seq.num_pending:
+            return  # its next token may end it
         others = any(s.pages for s in self.active() if s is not seq)
         if not others:
             plan.starved.append(seq)

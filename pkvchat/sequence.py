@@ -13,6 +13,7 @@ class Answer:
 
     num_prompt: tokens before the answer. arrival: order of submission, smaller is older.
     seed: of this answer's random numbers, drawn where the parameters gave none.
+    max_tokens: that the sequence may have, the prompt's among them.
     """
 
     params: SamplingParams
@@ -20,29 +21,42 @@ class Answer:
     num_prompt: int
     arrival: int
     seed: int
+    max_tokens: int
 
 
 @dataclass(eq=False)
 class Sequence:
-    """tokens: everything known. The first ``num_cached`` have KV in ``pages``; the last sampled
-    token never has, so an active sequence with one uncached token decodes and one with more
-    prefills. A sequence between answers keeps its pages until somebody needs them.
+    """tokens: all that are known; ``num_pending`` more are sampled, but still on the device.
+
+    The first ``num_cached`` of them all have KV in ``pages``, or will when the device has done what
+    is enqueued. The last one never has, so an active sequence with one uncached token decodes and
+    one with more prefills. A sequence between answers keeps its pages until somebody needs them.
     """
 
     chat_id: str
     tokens: list[int] = field(default_factory=list)
+    num_pending: int = 0
     num_cached: int = 0
     pages: list[int] = field(default_factory=list)
     answer: Answer | None = None
     last_used: int = 0
 
     @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) + self.num_pending
+
+    @property
     def num_uncached(self) -> int:
-        return len(self.tokens) - self.num_cached
+        return self.num_tokens - self.num_cached
 
     @property
     def num_answered(self) -> int:
-        return len(self.tokens) - self.answer.num_prompt if self.answer else 0
+        return self.num_tokens - self.answer.num_prompt if self.answer else 0
+
+    @property
+    def full(self) -> bool:
+        """The answer has all the tokens it may have, the last of them perhaps pending."""
+        return self.answer is not None and self.num_tokens >= self.answer.max_tokens
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

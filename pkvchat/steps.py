@@ -11,7 +11,8 @@ from pathlib import Path
 class StepRecord:
     """seq_lens: tokens of each row. predicted_us: the policy's estimate of one layer's attention,
     per candidate. step_ms: the whole step. tokens_per_s: tokens decoded in it over its time.
-    pages_shared: of those used, the ones that more than one chat reads.
+    pages_shared: of those used, the ones that more than one chat reads. idle_ms: of the step, how
+    long the device waited for the host to say what it is to do.
     """
 
     step: int
@@ -26,6 +27,7 @@ class StepRecord:
     pages_used: int
     pages_total: int
     pages_shared: int = 0
+    idle_ms: float = 0.0
 
 
 class StepWriter:

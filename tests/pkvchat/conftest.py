@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,13 +75,18 @@ class FixedPolicy:
     def choose(self, lengths: tuple[int, ...]) -> Decision:
         return Decision(self.strategy, 3, {self.strategy: 1.0}, f"{len(lengths)} rows")
 
+    def observe(self, lengths: tuple[int, ...], decision: Decision, step_us: float) -> None:
+        pass
+
 
 @pytest.fixture
 def make_engine(model: CausalLM) -> Callable[..., Engine]:
-    """make_engine(num_pages=, strategy=, context=)"""
+    """make_engine(num_pages=, strategy=, context=, and what else Engine takes by name)"""
 
-    def make(num_pages: int = 64, strategy: str = "sdpa", context: int = 256) -> Engine:
-        return Engine(model, SHAPE, FixedPolicy(strategy), num_pages, context)
+    def make(
+        num_pages: int = 64, strategy: str = "sdpa", context: int = 256, **options: Any
+    ) -> Engine:
+        return Engine(model, SHAPE, FixedPolicy(strategy), num_pages, context, **options)
 
     return make
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import pkvchat.engine
 from pkvchat.engine import Engine, RequestRefused
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.sampling import SamplingParams
@@ -96,11 +95,8 @@ def test_chats_that_join_while_others_decode(
     assert out == expected
 
 
-def test_prompts_in_small_chunks(
-    make_engine: MakeEngine, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pkvchat.engine, "PREFILL_CHUNK", 7)
-    engine = make_engine()
+def test_prompts_in_small_chunks(make_engine: MakeEngine, expected: dict[str, list[int]]) -> None:
+    engine = make_engine(max_chunk=7)
     for name, prompt in PROMPTS.items():
         engine.submit(name, prompt, GREEDY)
     assert drain(engine) == expected

@@ -46,6 +46,9 @@ class Alternating:
         strategy = self.strategies[self.steps // 5 % len(self.strategies)]
         return Decision(strategy, 1 + self.steps % 4, {strategy: 1.0}, f"{len(lengths)} rows")
 
+    def observe(self, lengths: tuple[int, ...], decision: Decision, step_us: float) -> None:
+        pass
+
 
 def make_model(dtype: torch.dtype) -> Decoder:
     device = torch.device("cuda")
@@ -66,11 +69,11 @@ def answers(
     shape = AttentionShape(8, 2, 64, 16, model.dtype, model.device)
     engine = Engine(model, shape, Alternating(strategies), num_pages=80, context=1024)
     # Chunks else follow measured times, and half precision's near ties follow the chunks.
-    engine._prefill_budget = lambda: 64
+    engine.pace.budget = lambda num_decodes: 64
     if not graphs:
-        engine.runner._graphs = None
+        engine.runner.graphs = None
     elif not capture:
-        engine.runner._graphs._capture = lambda *args: None
+        engine.runner.graphs._capture = lambda *args: None
     out: dict[str, list[int]] = {}
     for step in range(140):
         if step % 15 == 0 and step < 90:
@@ -83,8 +86,7 @@ def answers(
             engine.fork("chat 15", "fork")
         for token in engine.step().tokens:
             out.setdefault(token.chat_id, []).append(token.token_id)
-    captured = engine.runner._graphs
-    return out, len(captured._graphs) if captured else 0
+    return out, len(engine.runner.graphs or ())
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ PAGE = 4
 
 
 def answer(arrival: int, num_prompt: int) -> Answer:
-    return Answer(SamplingParams(), frozenset(), num_prompt, arrival, seed=0)
+    return Answer(SamplingParams(), frozenset(), num_prompt, arrival, seed=0, max_tokens=10_000)
 
 
 def run(scheduler: Scheduler, plan: Schedule, token: int = 7) -> None:
