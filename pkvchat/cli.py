@@ -6,13 +6,15 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pkvchat.models.errors import ModelError
 
 from . import __version__
+from .arguments import by_rule, list_of
+from .attention_bench.options import add_flags as add_attention_flags
 from .errors import INTERRUPTED, ChatError, UsageError
 from .options import MAX_PROMPT, EngineOptions
 from .sampling import SamplingParams
@@ -106,6 +108,12 @@ def _compare(args: argparse.Namespace) -> int:
         args.output,
         getattr(args, "plot", None),
     )
+
+
+def _bench_attention(args: argparse.Namespace) -> int:
+    from .attention_bench import command
+
+    return command.run(vars(args))
 
 
 def _calibrate(args: argparse.Namespace) -> int:
@@ -255,6 +263,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare_flags(compare)
     _add_engine_flags(compare, but="policy")
     compare.set_defaults(run=_compare)
+    attention = commands.add_parser(
+        "bench-attention",
+        help="time the attention strategies side by side",
+        description="Time the attention strategies on one GPU or CPU, without a model around them: "
+        "on traces of requests that come and go, and on single batches; by default on both.",
+    )
+    add_attention_flags(attention)
+    attention.set_defaults(run=_bench_attention)
     calibrate = commands.add_parser(
         "calibrate",
         help="measure this device again",
@@ -282,7 +298,7 @@ def _add_settings(
         if defaults[name] is not None:
             text += f" [{defaults[name]}]"
         group.add_argument(
-            *names.split(), dest=name, metavar=metavar, type=_by_rule(RULES[name]), help=text
+            *names.split(), dest=name, metavar=metavar, type=by_rule(RULES[name]), help=text
         )
 
 
@@ -293,8 +309,8 @@ def _add_engine_flags(parser: argparse.ArgumentParser, but: str = "") -> None:
 
 
 def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
-    counts = _list_of(Rule(int, "whole numbers, such as 0,4096", lambda n: n >= 0))
-    count = _by_rule(Rule(int, "a whole number of at least 1", lambda n: n >= 1))
+    counts = list_of(Rule(int, "whole numbers, such as 0,4096", lambda n: n >= 0))
+    count = by_rule(Rule(int, "a whole number of at least 1", lambda n: n >= 1))
     for flag, dest, default, kind, text in (
         ("-p", "prompt_tokens", "512", counts, "prompt tokens to read (0: no pp test)"),
         ("-n", "new_tokens", "128", counts, "tokens to decode (0: no tg test)"),
@@ -331,7 +347,7 @@ def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="prompts: blocks between blank lines, or where none is blank one a line (-: stdin)",
     )
-    count = _by_rule(Rule(int, "a whole number of at least 1", lambda n: n >= 1))
+    count = by_rule(Rule(int, "a whole number of at least 1", lambda n: n >= 1))
     parser.add_argument(
         "-b", dest="batch", default="1", metavar="N", type=count, help="prompts at once [1]"
     )
@@ -341,7 +357,7 @@ def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
         dest="max_tokens",
         default="128",
         metavar="N",
-        type=_by_rule(RULES["max_tokens"]),
+        type=by_rule(RULES["max_tokens"]),
         help="new tokens at most (-1: no limit) [128]",
     )
     _add_settings(parser, [flag for flag in _CHAT_FLAGS if flag[0] == "context"])
@@ -349,21 +365,6 @@ def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
         "-o", dest="output", default="md", choices=("md", "json", "jsonl"), help="output format"
     )
     parser.add_argument("--plot", metavar="FILE", help="draw the steps' times (needs matplotlib)")
-
-
-def _by_rule(rule: Rule) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        try:
-            return rule.parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
-
-    return parse
-
-
-def _list_of(rule: Rule) -> Callable[[str], list[Any]]:
-    one = _by_rule(rule)
-    return lambda text: [one(part) for part in text.split(",")]
 
 
 def _text(text: str) -> str:

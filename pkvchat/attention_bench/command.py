@@ -1,0 +1,238 @@
+"""Runs the benchmark: from flags to results, and from results to what is printed or drawn."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pkvchat.kernels.batch import AttentionShape
+from pkvchat.kernels.calibration import Calibrator
+from pkvchat.kernels.kv import page_bytes
+
+from ..bench import device_name, versions
+from ..errors import ChatError, UsageError, startup_errors
+from ..progress import ProgressLine
+from ..startup import pick_device
+from .cases import Case, grid, named_cases
+from .engines import Roster
+from .floor import Floor
+from .layers import CaseProblem, case_pages, measure_case, pool_pages
+from .options import BenchOptions, check_outputs
+from .problem import KvPool, kv_bytes
+from .report import markdown
+from .results import CaseResult, Counters, Results, TraceResult, read_results
+from .serving import Server, Workload, count_calls, serve, workload
+from .trace_file import read_trace
+from .traces import PAPER_SETTINGS, Setting, make_requests, setting
+
+_GRID_BYTES = {"cuda": 4 << 30, "cpu": 128 << 20}  # of one layer's KV, at most
+_MAX_BATCH = 1024
+
+Heads = tuple[int, int]
+
+
+def run(given: Mapping[str, Any]) -> int:
+    """given: flags by their names in BenchOptions, and ``output``, ``output_file``, ``plot``,
+    ``source``. Returns the exit code."""
+    output_file, plot = given.get("output_file"), given.get("plot")
+    check_outputs(output_file, plot)
+    if "source" in given:
+        results = read_results(given["source"])
+    else:
+        progress = ProgressLine(sys.stderr)
+        try:
+            with startup_errors():
+                results = _measure(given, progress)
+        finally:
+            progress.close()
+    text = results.to_json() if given["output"] == "json" else markdown(results)
+    if output_file is None:
+        print(text, end="")
+    else:
+        _write(output_file, text)
+    if plot is not None:
+        from .plot import draw
+
+        draw(results, plot)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ChatError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _measure(given: Mapping[str, Any], progress: ProgressLine) -> Results:
+    device = pick_device(given.get("device", "auto"))
+    options = BenchOptions.of(device.type, given)
+    bench = AttentionBench(options, device, progress)
+    workloads, cases = _workloads(options), _cases(options, device)
+    results = Results(_about(options, device), options.layers, notes=bench.notes)
+    for heads in dict.fromkeys([*([options.heads] if workloads else []), *cases]):
+        mine = workloads if heads == options.heads else []
+        found = bench.measure(heads, mine, cases.get(heads, []))
+        results.traces.extend(found[0])
+        results.cases.extend(found[1])
+        results.counters.update(found[2])
+    return results
+
+
+def _about(options: BenchOptions, device: torch.device) -> dict[str, Any]:
+    qo_heads, kv_heads = options.heads
+    kv_dtype = f" over {options.kv_dtype} KV" if options.kv_dtype else ""
+    shape = (
+        f"{options.dtype}{kv_dtype}, {qo_heads} query heads over {kv_heads} KV heads unless the "
+        f"case says otherwise, head_dim {options.head_dim}, page_size {options.page_size}"
+    )
+    return {
+        "device": device_name(device),
+        "versions": versions(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["pkvchat", *sys.argv[1:]]),
+        "shape": shape,
+        "options": {name: str(value) for name, value in asdict(options).items()},
+    }
+
+
+# --- what is decoded -----------------------------------------------------------------------------
+
+
+def _workloads(options: BenchOptions) -> list[Workload]:
+    """The traces that are asked for, or all of them where nothing is."""
+    if options.trace_file is not None:
+        requests = read_trace(options.trace_file)
+        max_active, steps = options.max_active or 8, options.steps or len(requests) * 1000
+        name = options.trace_file.stem
+        return [
+            workload(
+                name, requests, max_active, None, steps, options.page_size, options.hole_fraction
+            )
+        ]
+    return [
+        workload(
+            each.name,
+            make_requests(each, seed, options.page_size),
+            each.max_active,
+            seed,
+            options.steps or each.steps,
+            options.page_size,
+            options.hole_fraction,
+        )
+        for each in _settings(options)
+        for seed in options.seeds
+    ]
+
+
+def _settings(options: BenchOptions) -> Iterator[Setting]:
+    everything = not (options.traces or options.cases or options.grid)
+    names = [s.name for s in PAPER_SETTINGS] if everything else options.traces
+    if options.max_active is not None:
+        yield from (setting(name, options.max_active) for name in dict.fromkeys(names))
+        return
+    yield from (each for each in PAPER_SETTINGS if each.name in names)
+
+
+def _cases(options: BenchOptions, device: torch.device) -> dict[Heads, list[Case]]:
+    """Batches by their heads: those asked for; named ones, or a CPU's small grid, by default."""
+    everything = not (options.traces or options.trace_file or options.cases or options.grid)
+    names = options.cases or (("all",) if everything and device.type == "cuda" else ())
+    cases = [
+        case for case in named_cases() if "all" in names or any(name in case.name for name in names)
+    ]
+    if options.cases and not cases:
+        known = ", ".join(case.name for case in named_cases())
+        raise UsageError(f"--cases {','.join(options.cases)}: no such batch; there are {known}")
+    if options.grid or (everything and device.type == "cpu"):
+        cases += _grid(options, device)
+    by_heads: dict[Heads, list[Case]] = {}
+    for case in cases:
+        by_heads.setdefault((case.num_qo_heads, case.num_kv_heads), []).append(case)
+    return by_heads
+
+
+def _grid(options: BenchOptions, device: torch.device) -> Iterator[Case]:
+    qo_heads = options.heads[0]
+    for group in options.groups:
+        if qo_heads % group:
+            raise UsageError(f"--group {group}: {qo_heads} query heads make no such groups")
+    one_head = _shape(options, (1, 1), device)
+    max_tokens = _GRID_BYTES[device.type] // kv_bytes([1], one_head)
+    yield from grid(options.batches, options.lengths, options.groups, qo_heads, max_tokens)
+
+
+def _shape(options: BenchOptions, heads: Heads, device: torch.device) -> AttentionShape:
+    dtype = getattr(torch, options.dtype)
+    kv_dtype = getattr(torch, options.kv_dtype) if options.kv_dtype else dtype
+    return AttentionShape(*heads, options.head_dim, options.page_size, dtype, device, kv_dtype)
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+class AttentionBench:
+    """Measures what has the same heads together: engines and KV pages are made once for them."""
+
+    def __init__(self, options: BenchOptions, device: torch.device, progress: ProgressLine) -> None:
+        self.options, self.device, self.progress = options, device, progress
+        self.calibrator = Calibrator(device, progress)
+        self.notes: list[str] = []
+
+    def measure(
+        self, heads: Heads, workloads: Sequence[Workload], cases: Sequence[Case]
+    ) -> tuple[list[TraceResult], list[CaseResult], dict[str, dict[str, Counters]]]:
+        """Raises ChatError where an engine is wrong, or there is no memory."""
+        shape = _shape(self.options, heads, self.device)
+        roster = Roster(self.options.engines, shape, self.calibrator)
+        self._note(f"{name}: {why}" for name, why in roster.missing.items())
+        one_page = page_bytes(1, shape)
+        pages = [pool_pages(case, one_page, shape.page_size, self.device) for case in cases]
+        pages += [
+            each.num_pages * each.cold_layers(one_page, shape.page_size, self.device)
+            for each in workloads
+        ]
+        pool = KvPool(shape, max(pages))
+        floor = Floor(pool)
+        measured = self._cases(cases, pool, roster, floor)
+        traces, counters = self._traces(workloads, pool, roster, floor)
+        return traces, measured, counters
+
+    def _note(self, lines: Iterator[str]) -> None:
+        self.notes.extend(line for line in lines if line not in self.notes)
+
+    def _cases(
+        self, cases: Sequence[Case], pool: KvPool, roster: Roster, floor: Floor
+    ) -> list[CaseResult]:
+        engines = roster.engines(self.options.layers)
+        width = max((max(case_pages(c, pool.shape.page_size)) for c in cases), default=0)
+        found = []
+        for number, case in enumerate(cases):
+            self.progress(f"{case.num_qo_heads}/{case.num_kv_heads} heads", number, len(cases))
+            problem = CaseProblem(case, pool, width, self.options.between)
+            found.append(measure_case(problem, engines, floor))
+        return found
+
+    def _traces(
+        self, workloads: Sequence[Workload], pool: KvPool, roster: Roster, floor: Floor
+    ) -> tuple[list[TraceResult], dict[str, dict[str, Counters]]]:
+        """Counters come last, since what looks at kernels slows down those after it."""
+        options = self.options
+        calls, model = roster.engines(1), roster.engines(options.layers)
+        found = []
+        for each in workloads:
+            server = Server(each, pool, options.layers)
+            found.append(serve(server, calls, model, floor, options.repeats, self.progress))
+        firsts = {f"{each.name} B{each.max_active}": each for each in reversed(workloads)}
+        counters = {
+            label: count_calls(Server(each, pool, options.layers), calls)
+            for label, each in firsts.items()
+        }
+        return found, counters

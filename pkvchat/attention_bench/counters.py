@@ -1,0 +1,117 @@
+"""What one attention call asks of the device: kernels, pieces of rows, partial states."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+
+from pkvchat.kernels.batch import AttentionShape, DecodeBatch
+from pkvchat.kernels.strategy import Strategy
+from pkvchat.kernels.tasks import split_tasks, workqueue_tasks
+
+from .results import Counters
+
+
+def count(
+    strategy: Strategy,
+    shape: AttentionShape,
+    batch: DecodeBatch,
+    num_splits: int,
+    call: Callable[[], object],
+) -> Counters:
+    """call: plans ``batch`` and attends to it once; on CUDA its kernels are counted as they run."""
+    if not batch.seq_lens.is_cuda:
+        return cpu_counters(strategy.name, shape, batch.lengths, num_splits)
+    launches = _launches(call)
+    segments = cuda_segments(strategy, shape, batch, num_splits)
+    if segments is None:
+        return Counters(launches)
+    pieces, programs, busy = segments
+    states = sum(n for n in pieces if n > 1)
+    return Counters(launches, sum(pieces), busy / programs, states * state_bytes(shape))
+
+
+def state_bytes(shape: AttentionShape) -> int:
+    """Of one group's softmax state: acc, m and l in float32."""
+    return shape.group_size * (shape.head_dim + 2) * 4
+
+
+def cpu_counters(
+    name: str, shape: AttentionShape, lengths: Sequence[int], num_splits: int
+) -> Counters:
+    """A task is a run of pages of one row, for all KV heads; none is empty."""
+    page_size = shape.page_size
+    if name == "workqueue":
+        tasks, _ = workqueue_tasks(lengths, 0, page_size, num_splits)
+    elif name == "split":
+        tasks = [
+            task
+            for row, length in enumerate(lengths)
+            for task in split_tasks(row, length, 0, page_size, num_splits)
+        ]
+    else:
+        return Counters(tasks=len(lengths), filled=1.0, merge_bytes=0)
+    by_row = Counter(task.row for task in tasks)
+    states = sum(n for n in by_row.values() if n > 1) * shape.num_kv_heads
+    return Counters(tasks=len(tasks), filled=1.0, merge_bytes=states * state_bytes(shape))
+
+
+def cuda_segments(
+    strategy: Strategy, shape: AttentionShape, batch: DecodeBatch, num_splits: int
+) -> tuple[list[int], int, int] | None:
+    """Pieces of each (row, KV head), programs launched, and those that had work.
+
+    None for strategies whose kernels are not ours.
+    """
+    if strategy.name not in ("split", "workqueue"):
+        return None
+    from pkvchat.kernels.planner_triton import Plan, plan_shares
+    from pkvchat.kernels.split_triton import SplitTriton
+    from pkvchat.kernels.workqueue_triton import WorkqueueTriton
+
+    assert isinstance(strategy, SplitTriton | WorkqueueTriton)
+    config, heads = strategy.config, shape.num_kv_heads
+    units = [-(-length // config.unit) for length in batch.lengths]
+    shortest = max(1, config.min_share // config.unit)
+    if isinstance(strategy, SplitTriton):
+        widest = strategy.max_splits(len(batch))
+        splits = [max(1, min(num_splits, widest, each // shortest)) for each in units]
+        pieces = [each for each in splits for _ in range(heads)]
+        return pieces, widest * len(splits) * heads, sum(pieces)
+    plan = Plan.allocate(config.num_programs, batch.seq_lens.device)
+    plan_shares(
+        batch.seq_lens,
+        0,
+        plan,
+        num_kv_heads=heads,
+        unit=config.unit,
+        overhead=max(1, config.overhead // config.unit),
+        min_share=shortest,
+    )
+    share, overhead, step = plan.share.tolist()
+    pieces = []
+    for row, begin in enumerate(plan.row_cost[: len(units)].tolist()):
+        cost = -(-(units[row] + overhead) // step) * step
+        for head in range(heads):
+            first = begin + head * cost + overhead
+            pieces.append((first + units[row] - 1) // share - first // share + 1)
+    busy = int((plan.starts[:, 0] < len(units)).sum())
+    return pieces, config.num_programs, busy
+
+
+def _launches(call: Callable[[], object]) -> int | None:
+    """Kernels of ``call``; copies and fills by the driver are none."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        call()
+        torch.cuda.synchronize()
+    kernels = [
+        event
+        for event in found.events() or ()
+        if event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
+    ]
+    return len(kernels) or None  # a driver may let nobody look
