@@ -6,12 +6,14 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from textual import events, on
 from textual.app import App, ComposeResult
 from textual.containers import Vertical
 
+from pkvchat import clipboard
 from pkvchat.chats import Chat
 from pkvchat.client import EngineClient
 from pkvchat.commands.command import CommandError
@@ -281,8 +283,9 @@ class ChatApp(App[int]):
         return registry.COMMANDS.completions(self, text)
 
     def copy(self, text: str, what: str) -> None:
-        """To the terminal's clipboard (OSC 52)."""
+        """To the terminal's clipboard (OSC 52) and the desktop's, where a program reaches it."""
         self.copy_to_clipboard(text)
+        self.run_worker(partial(clipboard.copy, text), thread=True, group="clipboard")
         self.notify(f"Copied the {what}, {len(text):,} characters.", timeout=2)
 
     def ask(self, question: str, initial: str, then: Callable[[str], None]) -> None:
@@ -312,7 +315,12 @@ class ChatApp(App[int]):
                 self.go_to(index)
                 return
         if self.saver.store is not None:
-            self.open_tab(OpenChat(self.saver.store.load(chat_id)))
+            try:
+                chat = self.saver.store.load(chat_id)
+            except ChatError as error:
+                self.notify(str(error), severity="error", markup=False, timeout=10)
+            else:
+                self.open_tab(OpenChat(chat))
 
     def remove_tab(self, tab: OpenChat) -> None:
         """Take a tab away; the last one leaves a fresh one behind."""

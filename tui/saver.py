@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pkvchat.errors import ChatError
@@ -50,7 +51,7 @@ class Saver:
         if tab.chat.messages or tab.chat.draft:
             self._save(tab, None)
         elif self.store is not None:
-            self.store.delete(tab.chat.id)
+            self._try(self.store.delete, tab.chat.id)
 
     def close(self) -> None:
         self.now()
@@ -58,9 +59,12 @@ class Saver:
             self.store.close()
 
     def _save(self, tab: OpenChat, place: int | None) -> None:
-        if self.store is None:
-            return
+        if self.store is not None:
+            self._try(self.store.save, tab.chat, place)
+
+    def _try(self, write: Callable[..., None], *arguments: object) -> None:
+        """Say it where the disk refuses; the chat goes on."""
         try:
-            self.store.save(tab.chat, place)
+            write(*arguments)
         except ChatError as error:
             self._app.notify(str(error), severity="error", markup=False, timeout=10)

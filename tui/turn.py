@@ -51,7 +51,13 @@ class Turn:
     def refresh(self) -> bool:
         """Bring the lines up to date; True if they changed."""
         message, version = self.message, self.message.version
-        seen = (len(version.text), version.reason, len(message.versions), message.queued)
+        seen = (
+            len(version.text),
+            version.reason,
+            version.model,
+            len(message.versions),
+            message.queued,
+        )
         if version is self._version and seen == self._seen:
             return False
         if version is not self._version:
@@ -81,7 +87,8 @@ class Turn:
 
     def _assistant(self) -> list[Strip]:
         palette, message = self._palette, self.message
-        head = [Segment("● ", palette.assistant), Segment(self._speaker, palette.assistant)]
+        speaker = one_line(message.version.model) or self._speaker
+        head = [Segment("● ", palette.assistant), Segment(speaker, palette.assistant)]
         if len(message.versions) > 1:
             which = f"  ‹ {message.chosen + 1}/{len(message.versions)} ›"
             head.append(Segment(which, palette.muted))
@@ -112,8 +119,7 @@ class Turn:
 
     def _note(self) -> list[Strip]:
         style = self._palette.warning
-        lines = self._renderer.text(one_line(self.message.text), self.width - INDENT)
-        lines = [strip.apply_style(style) for strip in lines]
+        lines = [strip.apply_style(style) for strip in self._plain(self.message.text)]
         return [_behind(Segment("! ", style), lines[0]), *lines[1:], _BLANK]
 
     def _plain(self, text: str) -> list[Strip]:
