@@ -13,10 +13,28 @@ import triton.language as tl
 
 from .batch import AttentionShape
 
-# Per merging program: partial states loaded at once, and dimensions of the head.
-MERGE_BLOCK = 64
-MERGE_DIMS = 64
 MERGE_WARPS = 2
+_MERGE_VALUES = 4096  # that a merging program holds at once
+_MAX_BLOCK = 64
+
+
+def merge_block(shape: AttentionShape, pieces: float) -> dict[str, int]:
+    """How many states, query heads and dimensions a merging program takes at once.
+
+    pieces: of a split segment, on average. Few pieces in many segments want few large programs;
+    many pieces in few segments the other way round.
+    """
+    block = min(_MAX_BLOCK, triton.next_power_of_2(int(2 * pieces) + 1))
+    dims = min(triton.next_power_of_2(shape.head_dim), _MERGE_VALUES // block)
+    heads = min(triton.next_power_of_2(shape.group_size), _MERGE_VALUES // (block * dims))
+    return {"BLOCK": block, "HEADS": heads, "DIMS": dims}
+
+
+def merge_grid(shape: AttentionShape, batch_size: int, block: dict[str, int]) -> tuple[int, ...]:
+    """Of (rows, KV heads, parts of a group's output)."""
+    parts = triton.cdiv(shape.group_size, block["HEADS"])
+    parts *= triton.cdiv(shape.head_dim, block["DIMS"])
+    return batch_size, shape.num_kv_heads, parts
 
 
 def allocate_states(slots: int, shape: AttentionShape) -> tuple[torch.Tensor, ...]:
@@ -65,37 +83,44 @@ def merge_states(
     first_slot,
     rest_slots,
     count,
-    head,
-    dims,
+    part,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIMS: tl.constexpr,
 ):
-    """Write query head ``head`` of a group, at ``dims``, from ``count`` partial states.
+    """Write one part, HEADS query heads by DIMS, of a group's output from ``count`` partial states.
 
     State 0 is in slot first_slot, state i > 0 in slot rest_slots + i. They are merged in that
     order, so that the result is the same from run to run; no state gives zeros. out_ptr: the
-    query head's output.
+    group's first query head.
     """
-    m = float("-inf")
-    l = 0.0  # noqa: E741
-    acc = tl.zeros([dims.shape[0]], tl.float32)
+    DIM_PARTS: tl.constexpr = (HEAD_DIM + DIMS - 1) // DIMS
+    heads = part // DIM_PARTS * HEADS + tl.arange(0, HEADS)
+    dims = part % DIM_PARTS * DIMS + tl.arange(0, DIMS)
+    mask = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    m = tl.full([HEADS], -1e38, tl.float32)  # below any state's, and finite
+    l = tl.zeros([HEADS], tl.float32)  # noqa: E741
+    acc = tl.zeros([HEADS, DIMS], tl.float32)
     for base in range(0, count, BLOCK):
         state = base + tl.arange(0, BLOCK)
-        live = state < count
-        at = tl.where(state == 0, first_slot, rest_slots + state) * GROUP + head
+        slot = tl.where(state == 0, first_slot, rest_slots + state)
+        live = (state < count)[:, None] & (heads < GROUP)[None, :]
+        at = slot[:, None] * GROUP + heads[None, :]
         state_m = tl.load(m_ptr + at, mask=live, other=float("-inf"))
         state_l = tl.load(l_ptr + at, mask=live, other=0.0)
         state_acc = tl.load(
-            acc_ptr + at[:, None] * HEAD_DIM + dims[None, :],
-            mask=live[:, None] & (dims < HEAD_DIM)[None, :],
+            acc_ptr + at[:, :, None] * HEAD_DIM + dims[None, None, :],
+            mask=live[:, :, None] & mask[None, :, :],
             other=0.0,
         )
         m_next = tl.maximum(m, tl.max(state_m, axis=0))
-        weight = tl.exp2(state_m - m_next)
+        weight = tl.exp2(state_m - m_next[None, :])
         rescale = tl.exp2(m - m_next)
         l = l * rescale + tl.sum(weight * state_l, axis=0)  # noqa: E741
-        acc = acc * rescale + tl.sum(weight[:, None] * state_acc, axis=0)
+        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * state_acc, axis=0)
         m = m_next
-    out = tl.where(count > 0, acc / tl.maximum(l, 1e-30), 0.0)
-    tl.store(out_ptr + dims, out.to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+    out = tl.where(count > 0, acc / tl.maximum(l, 1e-30)[:, None], 0.0)
+    at = heads[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)

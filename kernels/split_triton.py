@@ -17,10 +17,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .attend_triton import TileConfig, attend_tokens, tile_config, visible_units
 from .batch import AttentionShape, DecodeBatch, LayerSpec
 from .merge_triton import (
-    MERGE_BLOCK,
-    MERGE_DIMS,
     MERGE_WARPS,
     allocate_states,
+    merge_block,
+    merge_grid,
     merge_states,
     store_piece,
 )
@@ -124,35 +124,37 @@ def _merge_kernel(
     HEAD_DIM: tl.constexpr,
     UNIT: tl.constexpr,
     MIN_SHARE: tl.constexpr,
-    DIMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIMS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
     row = tl.program_id(0)
-    qo_head = tl.program_id(1)
-    dims = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
+    head = tl.program_id(1)
     _, _, units = visible_units(tl.load(lens_ptr + row), window, UNIT)
     splits = row_splits(units, num_splits_ptr, max_splits, MIN_SHARE)
     splits = tl.where(units > 0, splits, 0)
-    slot = (row * NUM_KV_HEADS + qo_head // GROUP) * max_splits
+    segment = row * NUM_KV_HEADS + head
+    slot = segment * max_splits
     if PDL:
         gdc_wait()
     if splits != 1:  # one split has gone straight to the output
         merge_states(
-            out_ptr + (row * NUM_KV_HEADS * GROUP + qo_head) * HEAD_DIM,
+            out_ptr + segment * GROUP * HEAD_DIM,
             acc_ptr,
             m_ptr,
             l_ptr,
             slot,
             slot,
             splits,
-            qo_head % GROUP,
-            dims,
+            tl.program_id(2),
             GROUP,
             HEAD_DIM,
             BLOCK,
+            HEADS,
+            DIMS,
         )
 
 
@@ -216,8 +218,8 @@ class SplitTriton:
             num_warps=config.num_warps,
             launch_pdl=overlap,
         )
-        merge_grid = (len(batch), shape.num_qo_heads, triton.cdiv(shape.head_dim, MERGE_DIMS))
-        _merge_kernel[merge_grid](
+        block = merge_block(shape, max_splits / 2)
+        _merge_kernel[merge_grid(shape, len(batch), block)](
             out,
             batch.seq_lens,
             self._num_splits,
@@ -225,8 +227,7 @@ class SplitTriton:
             spec.window,
             max_splits,
             **common,
-            DIMS=MERGE_DIMS,
-            BLOCK=MERGE_BLOCK,
+            **block,
             PDL=config.pdl,
             num_warps=MERGE_WARPS,
             launch_pdl=config.pdl,

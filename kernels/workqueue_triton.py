@@ -18,10 +18,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .attend_triton import TileConfig, attend_tokens, tile_config, visible_units
 from .batch import AttentionShape, DecodeBatch, LayerSpec
 from .merge_triton import (
-    MERGE_BLOCK,
-    MERGE_DIMS,
     MERGE_WARPS,
     allocate_states,
+    merge_block,
+    merge_grid,
     merge_states,
     store_piece,
 )
@@ -134,38 +134,39 @@ def _merge_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     UNIT: tl.constexpr,
-    DIMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIMS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
     row = tl.program_id(0)
-    qo_head = tl.program_id(1)
-    dims = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
+    head = tl.program_id(1)
     _, _, units = visible_units(tl.load(lens_ptr + row), window, UNIT)
     share = tl.load(share_ptr)
     overhead = tl.load(share_ptr + 1)
     cost = segment_cost(units, overhead, tl.load(share_ptr + 2))
-    begin = tl.load(row_cost_ptr + row) + qo_head // GROUP * cost + overhead
+    begin = tl.load(row_cost_ptr + row) + head * cost + overhead
     first = begin // share
     pieces = tl.where(units > 0, (begin + units - 1) // share - first + 1, 0)
     if PDL:
         gdc_wait()
     if pieces != 1:  # one piece has gone straight to the output
         merge_states(
-            out_ptr + (row * NUM_KV_HEADS * GROUP + qo_head) * HEAD_DIM,
+            out_ptr + (row * NUM_KV_HEADS + head) * GROUP * HEAD_DIM,
             acc_ptr,
             m_ptr,
             l_ptr,
             num_programs + first,
             first,
             pieces,
-            qo_head % GROUP,
-            dims,
+            tl.program_id(2),
             GROUP,
             HEAD_DIM,
             BLOCK,
+            HEADS,
+            DIMS,
         )
 
 
@@ -243,8 +244,8 @@ class WorkqueueTriton:
             num_warps=config.num_warps,
             launch_pdl=overlap,
         )
-        merge_grid = (len(batch), shape.num_qo_heads, triton.cdiv(shape.head_dim, MERGE_DIMS))
-        _merge_kernel[merge_grid](
+        block = merge_block(shape, config.num_programs / (len(batch) * shape.num_kv_heads))
+        _merge_kernel[merge_grid(shape, len(batch), block)](
             out,
             batch.seq_lens,
             plan.row_cost,
@@ -253,8 +254,7 @@ class WorkqueueTriton:
             spec.window,
             config.num_programs,
             **common,
-            DIMS=MERGE_DIMS,
-            BLOCK=MERGE_BLOCK,
+            **block,
             PDL=config.pdl,
             num_warps=MERGE_WARPS,
             launch_pdl=config.pdl,
