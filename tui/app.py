@@ -27,6 +27,7 @@ from pkvchat.store import ChatStore, store_path
 
 from . import registry, view_commands
 from .composer import Composer
+from .context_full import ContextFull
 from .dialogs import AskLine
 from .driver import Utf8Driver
 from .host import AppHost
@@ -203,21 +204,17 @@ class ChatApp(App[int]):
 
     def _keys(self, *names: str) -> str:
         short = {"retry": "restart", "palette": "commands", "find_chat": "chats", "new_chat": "new"}
-        keys = {name: key for name, _, key, _ in self.keys_in_force()}
-        return "  ".join(f"{keys[name]} {short.get(name, name)}" for name in names)
+        return "  ".join(f"{self.key_of(name)} {short.get(name, name)}" for name in names)
+
+    def key_of(self, name: str) -> str:
+        """The key that runs a command, as a person reads it; "" where none does."""
+        keys = self.settings.keys.get(name, registry.COMMANDS.by_name[name].keys)
+        return registry.shown_key(keys)
 
     def keys_in_force(self) -> list[tuple[str, str, str, str]]:
         """Name, what it does, key and slash form of every command."""
-        mine = self.settings.keys
-        return [
-            (
-                c.name,
-                c.what,
-                registry.shown_key(mine.get(c.name, c.keys)),
-                c.usage,
-            )
-            for c in registry.COMMANDS.by_name.values()
-        ]
+        commands = registry.COMMANDS.by_name.values()
+        return [(c.name, c.what, self.key_of(c.name), c.usage) for c in commands]
 
     # --- what the engine says -----------------------------------------------------------------
 
@@ -226,6 +223,25 @@ class ChatApp(App[int]):
         for event in message.events:
             self.session.apply(event)
         self._pulse.resume()
+
+    def choose_for_full_context(self, tab: OpenChat, *, refused: bool) -> None:
+        """Ask at once, unless the person looks elsewhere or types; a prompt that was refused is
+        in the composer again and not being typed."""
+        ready = self.session.state.ready
+        looks_here = tab is self.tab and len(self.screen_stack) == 1
+        if ready and looks_here and (refused or not self.composer.text):
+            self.push_screen(ContextFull(tab, ready), self._full_context_chosen)
+
+    def _full_context_chosen(self, chosen: tuple[str, str] | None) -> None:
+        if chosen is None:
+            return
+        prompt = self.composer.full_text  # of a chat that is to stay as it is, it goes along
+        moves = chosen[0] == "summarise" and prompt
+        if moves:
+            self.composer.take("")
+        self.command(*chosen)
+        if moves:
+            self.composer.put_back(prompt)
 
     def note(self, tab: OpenChat, line: str) -> None:
         """A line of the app's own in a chat."""

@@ -52,6 +52,8 @@ class Session:
         self.params = params
         self.state = EngineState(policy=client.options.policy)
         self.meter = Meter()
+        self._worked: Ready | None = None  # what the engine was when it last was ready,
+        self._options = client.options  # and the options it had
         self._app = app
         self._reader = EngineReader(client, app)
 
@@ -76,13 +78,15 @@ class Session:
     def submit(self, tab: OpenChat) -> None:
         """Send the awaited conversation, or leave it waiting for an engine that isn't ready."""
         if self.state.ready:
-            self.client.send(tab.submission(self.params, self.state.ready.model))
+            self.client.send(tab.submission(self.params, self.state.ready))
         self._app.changed(tab)
 
     # --- events -------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> None:
         state = self.state
+        if isinstance(event, Failed | Notice):
+            event = replace(event, message=self._with_titles(event.message))
         match event:
             case Steps(records):
                 self.meter.add(records)
@@ -113,10 +117,13 @@ class Session:
             tab.warn_of_context(self.state.ready.context)
         if not tab.busy and tab.ask_next():
             self.submit(tab)
+        if tab.full and isinstance(event, Finished | Failed):
+            self._app.choose_for_full_context(tab, refused=isinstance(event, Failed))
         self._app.changed(tab)
 
     def _became_ready(self, ready: Ready) -> None:
         self.state.ready, self.state.policy, self.state.dead = ready, ready.policy, ""
+        self._worked, self._options = ready, self.client.options
         self._app.transcript.name_speaker(one_line(ready.model))
         for note in ready.notes:
             self._app.notify(one_line(note), markup=False, timeout=8)
@@ -129,8 +136,19 @@ class Session:
         if self.state.dead:
             return
         self.state.ready, self.state.dead = None, why
+        then = "restarts the engine"
+        if self._worked and self.client.options != self._options:  # the change was for the worse
+            self.client.options = self._options
+            then = f"goes back to {one_line(self._worked.model)}"
+        line = f"{why}. Nothing is lost; {self._app.key_of('retry')} {then}."
         for tab in self._app.tabs:
-            if tab.busy:
+            if tab.busy or tab is self._app.tab:
                 tab.interrupted("died")
-                self._app.note(tab, f"{why}. Nothing is lost; Ctrl+R restarts the engine.")
+                self._app.note(tab, line)
                 tab.ask_next()  # so that it goes out after the restart
+
+    def _with_titles(self, line: str) -> str:
+        """The engine knows chats by their ids, a person by their titles."""
+        for tab in self._app.tabs:
+            line = line.replace(tab.chat.id, f"“{one_line(tab.chat.name)}”")
+        return line
