@@ -3,42 +3,40 @@
 ppN reads a prompt of N tokens, tgN decodes N tokens, "@ dD" does so with D tokens in the context
 before. Token ids are random, decoding is greedy, and a first, unmeasured run warms everything up.
 A decoded token's bound is the time to read the weights and the KV once, at this device's bandwidth.
+Several policies take turns, run by run, so that what drifts in the machine drifts for all of them.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import platform
 import random
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from pkvchat.kernels.bandwidth import read_bandwidth
 from pkvchat.kernels.calibration import Calibrator
+from pkvchat.kernels.policy import Policy
 from pkvchat.models.random_weights import num_parameters, random_model
 
+from .bench_table import PRINTERS, Row
 from .engine import Engine
 from .errors import ChatError, startup_errors
-from .memory import free_memory, human
+from .memory import free_memory
 from .options import EngineOptions
 from .progress import ProgressLine
 from .runner import ModelRunner
 from .sampling import SamplingParams
 from .startup import Progress, build_engine, prepare, start_engine
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -86,17 +84,30 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured."""
+    """What is measured. make_policy: see startup.Built."""
 
     name: str
     num_parameters: int
     engine: Engine
+    make_policy: Callable[[str], Policy]
+
+
+@dataclass
+class Samples:
+    """What a policy's runs of a case gave: tokens/s of each, and of the last one how many decode
+    steps each strategy had and what share of their time the device waited for the host.
+    """
+
+    speeds: list[float]
+    strategies: Counter[str]
+    idle: float
 
 
 def run(
     options: EngineOptions,
     cases: Sequence[Case],
-    batch: int,
+    batches: Sequence[int],
+    policies: Sequence[str],
     repetitions: int,
     output: str,
     weights: RandomWeights | None = None,
@@ -108,8 +119,9 @@ def run(
     if cases:
         progress = ProgressLine(sys.stderr)
         try:
-            rows = _rows(options, cases, batch, repetitions, weights, progress)
-            PRINTERS[output](rows, cases)
+            PRINTERS[output](
+                _rows(options, cases, batches, policies, repetitions, weights, progress)
+            )
         finally:
             progress.close()
     return 0
@@ -118,34 +130,38 @@ def run(
 def _rows(
     options: EngineOptions,
     cases: Sequence[Case],
-    batch: int,
+    batches: Sequence[int],
+    policies: Sequence[str],
     repetitions: int,
     weights: RandomWeights | None,
     progress: ProgressLine,
 ) -> Iterator[Row]:
     context = max(case.context for case in cases)
     with startup_errors():
-        subject = start(replace(options, context=context), weights, progress)
+        subject = start(replace(options, context=context, policy=policies[0]), weights, progress)
+        made = {name: subject.make_policy(name) for name in policies}
     engine = subject.engine
-    check_room(engine, context, batch)
-    about = describe(subject, options.policy, batch)
+    check_room(engine, context, max(batches))
     bandwidth = read_bandwidth(engine.runner.shape.device)
-    bench = Bench(engine, engine.runner.model.config.vocab_size, batch)
-    for case in cases:
-        samples = []
-        for done in range(repetitions + 1):
-            progress(case.name, done, repetitions + 1)
-            samples.append(bench.measure(case))
-        progress.close()
-        bound = bound_ts(engine.runner, case, batch, bandwidth)
-        yield result(case, samples[1:], bench.strategies, bound) | about
+    for batch in batches:
+        bench = Bench(engine, engine.runner.model.config.vocab_size, batch)
+        for case in cases:
+            samples = bench.compare(case, made, repetitions, progress)
+            progress.close()
+            bound = bound_ts(engine.runner, case, batch, bandwidth)
+            against = statistics.mean(samples[policies[-1]].speeds) if len(policies) > 1 else None
+            for name in policies:
+                row = result(case, samples[name], bound, against)
+                yield row | describe(subject, name, batch)
+        bench.close()
 
 
 def start(options: EngineOptions, weights: RandomWeights | None, progress: Progress) -> Subject:
     """Raises what start_engine raises."""
     if weights is None:
         started = start_engine(options, progress)
-        return Subject(started.loaded.name, started.loaded.num_parameters, started.engine)
+        loaded = started.loaded
+        return Subject(loaded.name, loaded.num_parameters, started.engine, started.make_policy)
     device = prepare(options)
     model = random_model(
         weights.shape,
@@ -157,7 +173,7 @@ def start(options: EngineOptions, weights: RandomWeights | None, progress: Progr
     )
     built = build_engine(model, model.dtype, options, Calibrator(device, progress))
     name = f"{weights.shape} {weights.quant}, random"
-    return Subject(name, num_parameters(weights.shape), built.engine)
+    return Subject(name, num_parameters(weights.shape), built.engine, built.make_policy)
 
 
 def check_room(engine: Engine, context: int, batch: int) -> None:
@@ -171,7 +187,9 @@ def check_room(engine: Engine, context: int, batch: int) -> None:
 
 
 class Bench:
-    """Runs cases on one engine. ``strategies`` counts the decode steps each one had in the last."""
+    """Runs cases on one engine. Of the last run: ``strategies`` counts the decode steps of each,
+    ``step_ms`` is their time and ``idle_ms`` what the device of it waited for the host.
+    """
 
     def __init__(self, engine: Engine, vocab_size: int, batch: int) -> None:
         self._engine = engine
@@ -179,6 +197,28 @@ class Bench:
         self._random = random.Random(0)
         self._contexts: dict[str, list[int]] = {f"bench-{i}": [] for i in range(batch)}
         self.strategies: Counter[str] = Counter()
+        self.step_ms = self.idle_ms = 0.0
+
+    def compare(
+        self, case: Case, policies: Mapping[str, Policy], repetitions: int, progress: Progress
+    ) -> dict[str, Samples]:
+        """Measure the case under each policy in turn, ``repetitions`` times after a first round."""
+        samples = {name: Samples([], Counter(), 0.0) for name in policies}
+        for done in range(repetitions + 1):
+            progress(case.name, done, repetitions + 1)
+            for name, policy in policies.items():
+                self._engine.set_policy(policy)
+                speed = self.measure(case)
+                if done:
+                    samples[name].speeds.append(speed)
+                samples[name].strategies = Counter(self.strategies)
+                samples[name].idle = self.idle_ms / self.step_ms if self.step_ms else 0.0
+        return samples
+
+    def close(self) -> None:
+        """Give the sequences' pages back."""
+        for chat_id in self._contexts:
+            self._engine.close(chat_id)
 
     def measure(self, case: Case) -> float:
         """Tokens per second over all sequences."""
@@ -187,6 +227,7 @@ class Bench:
         # that has no KV yet, so that every new one costs a decode step.
         prompts = {c: t + self._tokens(case.prompt or 1) for c, t in self._contexts.items()}
         self.strategies.clear()
+        self.step_ms = self.idle_ms = 0.0
         start = time.perf_counter()
         cached = self._answer(prompts, case.new or 1)
         elapsed = time.perf_counter() - start
@@ -211,13 +252,15 @@ class Bench:
             record = self._engine.step().record
             if record is not None:
                 self.strategies[record.strategy] += 1
+                self.step_ms += record.step_ms
+                self.idle_ms += record.idle_ms
         return cached
 
     def _tokens(self, count: int) -> list[int]:
         return [self._random.randrange(self._vocab_size) for _ in range(count)]
 
 
-# --- what is printed -----------------------------------------------------------------------------
+# --- what a row says -----------------------------------------------------------------------------
 
 
 def bound_ts(runner: ModelRunner, case: Case, batch: int, bandwidth: float) -> float | None:
@@ -234,22 +277,23 @@ def bound_ts(runner: ModelRunner, case: Case, batch: int, bandwidth: float) -> f
     return batch * bandwidth / (model.step_nbytes() + batch * kv_bytes)
 
 
-def result(
-    case: Case, samples: Sequence[float], strategies: Mapping[str, int], bound: float | None
-) -> Row:
-    """One row's figures. strategies: decode steps by strategy, in the last run."""
-    mean = statistics.mean(samples)
+def result(case: Case, samples: Samples, bound: float | None, against: float | None) -> Row:
+    """One row's figures. against: the speed of the last policy, None where there is one only."""
+    speeds = samples.speeds
+    mean = statistics.mean(speeds)
     return {
         "test": case.name,
         "n_prompt": case.prompt,
         "n_gen": case.new,
         "n_depth": case.depth,
         "avg_ts": mean,
-        "stddev_ts": statistics.stdev(samples) if len(samples) > 1 else 0.0,
-        "samples_ts": list(samples),
+        "stddev_ts": statistics.stdev(speeds) if len(speeds) > 1 else 0.0,
+        "samples_ts": list(speeds),
         "bound_ts": bound,
         "bound_share": mean / bound if bound else None,
-        "strategies": dict(strategies),
+        "ratio": mean / against if against else None,
+        "strategies": dict(samples.strategies),
+        "idle_share": samples.idle if case.new else None,
     }
 
 
@@ -291,52 +335,3 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def print_markdown(rows: Iterable[Row], cases: Sequence[Case]) -> None:
-    """llama-bench's columns, the policy and the bound; each row as soon as it is there."""
-    widths: dict[str, int] = {}
-    for row in rows:
-        cells = {
-            "model": row["model"],
-            "size": human(row["model_size"]),
-            "params": f"{row['model_n_params'] / 1e6:.2f} M",
-            "backend": row["backend"],
-            "threads": str(row["threads"]),
-            "policy": row["policy"],
-            "batch": str(row["batch"]),
-            "test": row["test"],
-            "t/s": f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
-            "bound": f"{row['bound_ts']:.1f}" if row["bound_ts"] else "",
-            "of it": f"{row['bound_share']:.1%}" if row["bound_ts"] else "",
-        }
-        if not widths:
-            widths = {name: max(len(name), len(cell)) for name, cell in cells.items()}
-            widths |= {"test": max(len(case.name) for case in cases), "t/s": 18}
-            widths |= {"bound": 8, "of it": 6}
-            _print_cells({name: name for name in cells}, widths)
-            print("|" + "|".join(f" {'-' * width}:" for width in widths.values()) + "|")
-        _print_cells(cells, widths)
-
-
-def _print_cells(cells: Mapping[str, str], widths: Mapping[str, int]) -> None:
-    print("| " + " | ".join(cells[n].rjust(w) for n, w in widths.items()) + " |", flush=True)
-
-
-def print_json(rows: Iterable[Row], _cases: Sequence[Case]) -> None:
-    print(json.dumps(list(rows), indent=2))
-
-
-def print_csv(rows: Iterable[Row], _cases: Sequence[Case]) -> None:
-    """Lists and tables within a row are written as JSON."""
-    table = csv.writer(sys.stdout, lineterminator="\n")
-    for number, row in enumerate(rows):
-        if number == 0:
-            table.writerow(row)
-        table.writerow(
-            json.dumps(cell) if isinstance(cell, (list, dict)) else cell for cell in row.values()
-        )
-        sys.stdout.flush()
-
-
-PRINTERS = {"md": print_markdown, "json": print_json, "csv": print_csv}

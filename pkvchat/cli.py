@@ -86,7 +86,12 @@ def _bench(args: argparse.Namespace) -> int:
             raise UsageError("-m and --random-weights: give one of them")
         weights = bench.RandomWeights(args.random_weights, args.quant)
     options = _settings(args).engine
-    return bench.run(options, cases, args.batch, args.repetitions, args.output, weights)
+    policies = list(dict.fromkeys(args.policies)) if "policies" in args else [options.policy]
+    for name in policies:
+        _check_policy(name)
+    return bench.run(
+        options, cases, args.batches, policies, args.repetitions, args.output, weights
+    )
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -197,6 +202,7 @@ _ENGINE_FLAGS = (
     ("device", "--device", "NAME", "auto, cpu, cuda or cuda:N"),
     ("dtype", "--dtype", "TYPE", "auto, f32, f16 or bf16"),
     ("kv_memory", "--kv-memory", "SIZE", "memory for the KV cache, such as 512M or 2G"),
+    ("memory_limit", "--memory-limit", "SIZE", "of a GPU, to use no more memory than this"),
     ("page_size", "--page-size", "N", "tokens in a KV page: 16, 32 or 64"),
     ("policy", "--policy", "NAME", "adaptive, or forced-STRATEGY"),
 )
@@ -252,7 +258,7 @@ def _parser() -> argparse.ArgumentParser:
         "Numbers may be lists: -d 0,4096.",
     )
     _add_bench_flags(bench)
-    _add_engine_flags(bench)
+    _add_engine_flags(bench, but="policy")
     bench.set_defaults(run=_bench)
     compare = commands.add_parser(
         "compare",
@@ -310,16 +316,23 @@ def _add_engine_flags(parser: argparse.ArgumentParser, but: str = "") -> None:
 
 def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
     counts = list_of(Rule(int, "whole numbers, such as 0,4096", lambda n: n >= 0))
-    count = by_rule(Rule(int, "a whole number of at least 1", lambda n: n >= 1))
+    positive = Rule(int, "a whole number of at least 1", lambda n: n >= 1)
     for flag, dest, default, kind, text in (
         ("-p", "prompt_tokens", "512", counts, "prompt tokens to read (0: no pp test)"),
         ("-n", "new_tokens", "128", counts, "tokens to decode (0: no tg test)"),
         ("-d", "depths", "0", counts, "tokens in the context before that"),
-        ("-b", "batch", "1", count, "sequences at once"),
-        ("-r", "repetitions", "5", count, "measured runs of each test"),
+        ("-b", "batches", "1", list_of(positive), "sequences at once"),
+        ("-r", "repetitions", "5", by_rule(positive), "measured runs of each test"),
     ):
         text += " [%(default)s]"
         parser.add_argument(flag, dest=dest, default=default, metavar="N", type=kind, help=text)
+    parser.add_argument(
+        "--policy",
+        dest="policies",
+        metavar="NAME",
+        type=lambda text: text.split(","),
+        help="adaptive, forced-STRATEGY, or a list, whose runs take turns [adaptive]",
+    )
     parser.add_argument(
         "--random-weights", metavar="SHAPE", help="no model file: random weights of llama-3-8b"
     )

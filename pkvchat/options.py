@@ -14,6 +14,7 @@ class EngineOptions:
     device: "auto", "cpu", "cuda" or "cuda:N". dtype: "auto", "f32", "f16" or "bf16".
     context: tokens per chat at most; 0 means the model's own limit.
     kv_memory: bytes for the KV cache; None sizes it from what is free.
+    memory_limit: bytes of a GPU that may be used in all; None is all that is free.
     threads: CPU threads; 0 leaves torch's choice.
     steps_path: where to write one JSON line per decode step.
     """
@@ -24,6 +25,7 @@ class EngineOptions:
     context: int = 0
     page_size: int = 16
     kv_memory: int | None = None
+    memory_limit: int | None = None
     policy: str = "adaptive"
     threads: int = 0
     steps_path: str | None = None

@@ -128,6 +128,7 @@ RULES: dict[str, Rule] = {
     "context": _whole(0),
     "page_size": Rule(int, "16, 32 or 64", lambda v: v in (16, 32, 64)),
     "kv_memory": SizeRule(str, "a number of bytes, or a size such as 512M or 2G"),
+    "memory_limit": SizeRule(str, "a number of bytes, or a size such as 11G"),
     "policy": Rule(str, "a policy's name", bool),
     "threads": _whole(0, os.cpu_count() or 1),
     "temperature": _number(0),

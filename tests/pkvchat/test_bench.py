@@ -6,21 +6,24 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 
 from pkvchat.bench import (
-    PRINTERS,
     Bench,
     Case,
     RandomWeights,
+    Samples,
     bound_ts,
     cases,
     check_room,
     result,
     run,
 )
+from pkvchat.bench_table import PRINTERS
 from pkvchat.errors import ChatError
 from pkvchat.models.random_weights import SHAPES
 from pkvchat.options import EngineOptions
@@ -37,10 +40,11 @@ ABOUT = {
 CASES = cases([512], [128], [0, 4096])
 
 
-def rows():
+def rows(against: float | None = None):
     for case, speed in zip(CASES, (700.0, 95.25, 120.0, 45.0), strict=True):
         bound = 190.5 if case.new else None
-        yield result(case, [speed - 1, speed + 1], {"sdpa": case.new}, bound) | ABOUT
+        samples = Samples([speed - 1, speed + 1], Counter({"sdpa": case.new}), 0.02)
+        yield result(case, samples, bound, against) | ABOUT
 
 
 def test_cases_have_llama_benchs_names_and_order():
@@ -74,7 +78,7 @@ def test_what_is_measured_is_what_the_name_says(make_engine, batch, depth):
 
 
 def test_the_markdown_table(capsys):
-    PRINTERS["md"](rows(), CASES)
+    PRINTERS["md"](rows())
     lines = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in capsys.readouterr().out.splitlines()
@@ -103,17 +107,44 @@ def test_the_markdown_table(capsys):
     ]
 
 
+def test_the_ratio_is_to_the_last_of_several_policies(capsys):
+    PRINTERS["md"](rows(against=381.0))
+    header, _, *table = capsys.readouterr().out.splitlines()
+    assert header.split("|")[-2].strip() == "ratio"
+    assert [row.split("|")[-2].strip() for row in table] == ["1.837", "0.250", "0.315", "0.118"]
+
+
+def test_policies_take_turns_on_the_same_sequences(make_engine):
+    engine, order = make_engine(), []
+
+    class Named(type(engine.runner.policy)):
+        def choose(self, lengths):
+            order.append(self.strategy)
+            return super().choose(lengths)
+
+    policies = {name: Named(name) for name in ("sdpa", "split")}
+    bench = Bench(engine, vocab_size=97, batch=2)
+    samples = bench.compare(Case(0, 3, 20), policies, 2, lambda stage, done, total: None)
+    assert [name for name, _ in groupby(order)] == ["sdpa", "split"] * 3
+    for name in policies:
+        assert len(samples[name].speeds) == 2
+        assert samples[name].strategies == {name: 3}
+        assert 0 <= samples[name].idle < 1
+    bench.close()
+    assert engine.pool.num_used == 0
+
+
 def test_the_markdown_columns_line_up(capsys):
-    PRINTERS["md"](rows(), CASES)
+    PRINTERS["md"](rows())
     lines = capsys.readouterr().out.splitlines()
     bars = [[i for i, char in enumerate(line) if char == "|"] for line in lines]
     assert all(at == bars[0] for at in bars)
 
 
 def test_json_and_csv_hold_the_same(capsys):
-    PRINTERS["json"](rows(), CASES)
+    PRINTERS["json"](rows())
     as_json = json.loads(capsys.readouterr().out)
-    PRINTERS["csv"](rows(), CASES)
+    PRINTERS["csv"](rows())
     as_csv = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert as_json == list(rows())
     assert [float(row["avg_ts"]) for row in as_csv] == [row["avg_ts"] for row in as_json]
@@ -166,8 +197,9 @@ TINY = replace(
 @pytest.mark.parametrize("quant", ["bf16", "Q4_K_M"])
 def test_random_weights_need_no_file(monkeypatch, capsys, quant):
     monkeypatch.setitem(SHAPES, "tiny", TINY)
-    options = EngineOptions(policy="forced-sdpa", device="cpu")
-    assert run(options, cases([8], [4], [20]), 2, 1, "json", RandomWeights("tiny", quant)) == 0
+    options, policies = EngineOptions(device="cpu"), ["forced-sdpa"]
+    tests = cases([8], [4], [20])
+    assert run(options, tests, [2], policies, 1, "json", RandomWeights("tiny", quant)) == 0
     prompt, decode = json.loads(capsys.readouterr().out)
     assert prompt["model"] == f"tiny {quant}, random"
     assert prompt["bound_ts"] is None
