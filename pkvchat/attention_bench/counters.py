@@ -103,7 +103,6 @@ def cuda_segments(
 
 def _launches(call: Callable[[], object]) -> int | None:
     """Kernels of ``call``; copies and fills by the driver are none."""
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
@@ -112,6 +111,6 @@ def _launches(call: Callable[[], object]) -> int | None:
     kernels = [
         event
         for event in found.events() or ()
-        if event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
+        if event.device_type.name == "CUDA" and not event.name.startswith(("Memcpy", "Memset"))
     ]
     return len(kernels) or None  # a driver may let nobody look

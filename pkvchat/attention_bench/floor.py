@@ -22,7 +22,7 @@ class Floor:
 
     def __call__(self, nbytes: int) -> float:
         """Microseconds."""
-        nbytes = min(nbytes, self._memory.numel() // 2) // 16 * 16
+        nbytes = max(4096, min(nbytes, self._memory.numel() // 2) // 4096 * 4096)
         if nbytes not in self._us:
             count = min(num_cold_layers(nbytes, self._memory.device), len(self._memory) // nbytes)
             parts = [self._memory[i * nbytes : (i + 1) * nbytes] for i in range(count)]

@@ -134,7 +134,7 @@ class Server:
         body()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) * 1e3
+        return float(begin.elapsed_time(end)) * 1e3
 
     # --- a model's protocol ----------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Server:
                     self._layers(strategy, static.batch)
                     strategy.plan(static.batch, 1)
                     self._graphs[id(strategy), rows] = captured(
-                        lambda s=strategy, b=static.batch: self._layers(s, b)
+                        partial(self._layers, strategy, static.batch)
                     )
 
     def _synchronize(self) -> None:
