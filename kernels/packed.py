@@ -53,7 +53,6 @@ class PackedLinear:
             copy = dense_types(types.many_rows)
             weight = torch.cat([dequantise(planes).to(copy.weight) for planes in packed])
             self.dense = Linear(weight, bias, types=copy)
-        self._raw = parts[0]  # memory mapped where it comes from a file
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [N, in]; returns [N, out] in x's dtype."""
@@ -70,16 +69,18 @@ class PackedLinear:
             y = y + self.bias
         return y.to(x.dtype)
 
-    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Rows of the first matrix, as an embedding table. ids: [N] int64; returns [N, in]."""
-        name, raw = self._raw
-        return dequantise(pack(name, raw[ids])).to(dtype)
-
     def nbytes(self) -> int:
         """Bytes held, the dense copy included."""
         tensors = [tensor for plane in self.planes for tensor in plane]
         dense = 0 if self.dense is None else self.dense.nbytes()
         return dense + sum(tensor.nbytes for tensor in tensors)
+
+
+def packed_nbytes(types: Sequence[str], elements: int, *, dense: bool) -> int:
+    """About what a PackedLinear of matrices in ``types``, all ``elements`` together, holds."""
+    planes = 2 if any(BITS[name] > 4 for name in types) else 1
+    bits = planes * (4 + 2 * 16 / _GROUP) + dense * 16
+    return int(elements * bits) // 8
 
 
 def dense_types(many_rows: torch.dtype) -> LinearTypes:

@@ -10,7 +10,7 @@ from pkvchat.kernels.rope import apply_rope
 
 from .causal_lm import Attend
 from .config import ExpertConfig, ModelConfig
-from .weights import WeightReader
+from .weight_plan import WeightPlan
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin, each [N, rotary_dim / 2]
 
@@ -18,7 +18,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin, each [N, rotary_dim / 
 class Attention:
     """Grouped-query attention; Q, K and V come from one product."""
 
-    def __init__(self, layer: int, config: ModelConfig, weights: WeightReader) -> None:
+    def __init__(self, layer: int, config: ModelConfig, weights: WeightPlan) -> None:
         self.layer, self.config = layer, config
         name, hidden = f"blk.{layer}.attn", config.hidden_size
         qkv = {f"{name}_q": config.q_size, f"{name}_k": config.kv_size, f"{name}_v": config.kv_size}
@@ -51,7 +51,7 @@ class Attention:
 class FeedForward:
     """A gated feed-forward; gate and up come from one product."""
 
-    def __init__(self, layer: int, config: ModelConfig, weights: WeightReader) -> None:
+    def __init__(self, layer: int, config: ModelConfig, weights: WeightPlan) -> None:
         name, hidden, ffn = f"blk.{layer}.ffn", config.hidden_size, config.intermediate_size
         gate_up = {f"{name}_gate": ffn, f"{name}_up": ffn}
         if config.fused_weights:
@@ -69,7 +69,7 @@ class RoutedFeedForward:
     """A mixture of experts: each token goes to a few, weighted by the router's softmax."""
 
     def __init__(
-        self, layer: int, config: ModelConfig, experts: ExpertConfig, weights: WeightReader
+        self, layer: int, config: ModelConfig, experts: ExpertConfig, weights: WeightPlan
     ) -> None:
         name, hidden, ffn = f"blk.{layer}.ffn", config.hidden_size, experts.intermediate_size
         self.config = experts

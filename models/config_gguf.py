@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .checkpoint import Shape
 from .config import ExpertConfig, ModelConfig, RopeConfig
 from .metadata import Metadata
-from .weights import Shape
 
 
 class GgufKeys:

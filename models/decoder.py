@@ -11,13 +11,13 @@ from .blocks import Attention, FeedForward, RoutedFeedForward
 from .causal_lm import Attend
 from .config import ModelConfig
 from .rope import Rope
-from .weights import WeightReader
+from .weight_plan import WeightPlan
 
 
 class DecoderLayer:
     """Norm, attention, norm, feed-forward; the norms after each block only some families have."""
 
-    def __init__(self, index: int, config: ModelConfig, weights: WeightReader) -> None:
+    def __init__(self, index: int, config: ModelConfig, weights: WeightPlan) -> None:
         def norm(name: str) -> torch.Tensor:
             return weights.vector(f"blk.{index}.{name}.weight", config.hidden_size)
 
@@ -37,7 +37,7 @@ class DecoderLayer:
 class Decoder:
     """Implements CausalLM."""
 
-    def __init__(self, config: ModelConfig, weights: WeightReader, context: int = 0) -> None:
+    def __init__(self, config: ModelConfig, weights: WeightPlan, context: int = 0) -> None:
         """context: tokens in a sequence at most, for rope scalings; 0 is the model's own limit."""
         self.config, self.device, self.dtype = config, weights.device, weights.dtype
         scale = config.attention_scale or config.head_dim**-0.5
@@ -50,16 +50,14 @@ class Decoder:
             Rope(rope, config.head_dim, config.context_length, longest, weights.device)
             for rope in config.ropes
         ]
-        self.embedding = weights.linear(
-            {"token_embd": config.vocab_size}, config.hidden_size, dense=True
-        )
+        self.embedding = weights.table("token_embd", config.vocab_size, config.hidden_size)
         table = 0 if config.tie_embeddings else weights.nbytes
         self.layers = [DecoderLayer(i, config, weights) for i in layers]
         self.output_norm = weights.vector("output_norm.weight", config.hidden_size)
         self.output = (
             self.embedding
             if config.tie_embeddings
-            else weights.linear({"output": config.vocab_size}, config.hidden_size, dense=True)
+            else weights.table("output", config.vocab_size, config.hidden_size)
         )
         weights.finish()
         self._nbytes, self._step_nbytes = weights.nbytes, weights.nbytes - table

@@ -14,7 +14,7 @@ from platformdirs import user_cache_path
 
 from .catalogue import Wheel
 from .errors import ModelError
-from .weights import Progress
+from .reading import Progress
 
 
 def installed_file(wheel: Wheel) -> Path | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from .checkpoint import Shape
 from .config import LayerConfig, ModelConfig, RopeConfig
 from .config_gguf import GgufKeys, read_gguf
 from .config_hf import read_hf, read_rope, read_windows
 from .metadata import Metadata
-from .weights import Shape
 
 # GGUF has no key for the attention scale: like llama.cpp, know the two sizes that differ.
 LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from .checkpoint import Blocks, Shape
 from .errors import ModelError
 from .gguf_file import GgufFile
 from .gguf_vocabulary import read_vocabulary
@@ -15,7 +16,6 @@ from .metadata import Metadata
 from .reading import Part
 from .registry import by_gguf_architecture
 from .vocabulary import Vocabulary
-from .weights import Blocks, Shape
 
 # Small tensors that are configuration rather than weights.
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -21,9 +21,9 @@ from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.constants import GGUFValueType as Kind
 
+from .checkpoint import FLOATS, Blocks
 from .errors import ModelError
 from .reading import Part, StoredTensor
-from .weights import FLOATS, Blocks
 
 SUPPORTED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 CHUNK_ELEMENTS = 1 << 21  # dequantised at once per thread: 8 MiB of float32

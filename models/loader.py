@@ -12,14 +12,17 @@ import torch
 from pkvchat.kernels.linear import LinearTypes
 
 from .causal_lm import CausalLM
+from .checkpoint import Checkpoint
 from .decoder import Decoder
 from .errors import ModelError
+from .fit import fit
 from .gguf_checkpoint import GgufCheckpoint
+from .reading import Progress
 from .resolve import resolve
 from .safetensors_checkpoint import SafetensorsCheckpoint
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
-from .weights import Checkpoint, Progress, WeightReader
+from .weights import WeightReader
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def load_model(
             f" {rows} rows: the files do not belong together, fetch the model again"
         )
     template = ChatTemplate(vocabulary)
+    asked = dtype is not None
     if dtype is None:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     types = linear_types() if callable(linear_types) else linear_types
@@ -81,9 +85,8 @@ def load_model(
             raise ModelError(
                 f"{path}: this model's activations do not fit float16: use --dtype bf16 or f32"
             )
+    types, fit_note = fit(checkpoint, device, dtype, types, memory, asked=asked)
     reader = WeightReader(checkpoint, device, dtype, types, progress)
-    if memory is not None:
-        reader.check_fits(memory)
     model = Decoder(checkpoint.config, reader, context)
     return LoadedModel(
         name=name or path.stem,
@@ -93,7 +96,7 @@ def load_model(
         tokenizer=tokenizer,
         template=template,
         stop_ids=vocabulary.stop_ids,
-        notes=tuple(note for note in (found.note, template.fallback_note, reader.note) if note),
+        notes=tuple(filter(None, (found.note, template.fallback_note, reader.note, fit_note))),
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from .checkpoint import Shape
 from .config import LayerConfig, ModelConfig
 from .config_gguf import GgufKeys, read_gguf
 from .config_hf import read_hf, read_windows
 from .metadata import Metadata
-from .weights import Shape
 
 
 def phi3_from_gguf(meta: Metadata, shapes: Mapping[str, Shape]) -> ModelConfig:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from .checkpoint import Shape
 from .config import ExpertConfig, ModelConfig
 from .config_gguf import read_gguf
 from .config_hf import read_hf, read_windows
 from .errors import ModelError
 from .metadata import Metadata
-from .weights import Shape
 
 
 def qwen2_from_gguf(meta: Metadata, shapes: Mapping[str, Shape]) -> ModelConfig:

@@ -12,12 +12,14 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pkvchat.kernels.linear import LinearTypes
 
+from .checkpoint import Blocks, Shape
 from .config import ModelConfig, RopeConfig
 from .decoder import Decoder
 from .errors import ModelError
-from .reading import Part
+from .fit import fit
+from .reading import Part, Progress
 from .vocabulary import Vocabulary
-from .weights import Blocks, Progress, Shape, WeightReader
+from .weights import WeightReader
 
 SHAPES = {
     "llama-3-8b": ModelConfig(
@@ -56,9 +58,8 @@ def random_model(
         raise ModelError(f"unknown quant {quant!r}: one of {', '.join(QUANTS)}")
     types = LinearTypes(torch.bfloat16, torch.bfloat16, torch.bfloat16, packed_bits=8)
     checkpoint = RandomCheckpoint(SHAPES[shape], quant, device)
+    fit(checkpoint, device, torch.bfloat16, types, memory)
     reader = WeightReader(checkpoint, device, torch.bfloat16, types, progress)
-    if memory is not None:
-        reader.check_fits(memory)
     return Decoder(checkpoint.config, reader, context)
 
 

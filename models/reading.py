@@ -17,6 +17,7 @@ from .errors import ModelError
 PART_BYTES = 8 << 20
 MIN_THREADS, MAX_THREADS = 4, 16  # a disk wants several reads to choose from
 
+Progress = Callable[[str, int, int], None]  # stage, done, total (0 where unknown)
 Part = Callable[[torch.Tensor], None]
 """Work on some part of a tensor, given a buffer of PART_BYTES that no other part uses meanwhile."""
 
@@ -65,7 +66,7 @@ class StoredTensor:
 
     def _read(self, out: torch.Tensor, start: int) -> None:
         """out: uint8 on the CPU. Raises ModelError where the file ends too soon."""
-        view = memoryview(out.numpy()).cast("B")
+        view = out.numpy().data
         done = 0
         while done < len(view):
             try:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
 
 from . import gemma, llama, phi3, qwen, smollm3
+from .checkpoint import Shape
 from .config import ModelConfig
 from .errors import ModelError
 from .metadata import Metadata
-from .weights import Shape
 
 
 @dataclass(frozen=True)

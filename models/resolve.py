@@ -12,7 +12,7 @@ from .catalogue import CATALOGUE, DEFAULT, Entry
 from .default_model import cached_file, fetch, installed_file
 from .errors import ModelError
 from .hub import PART, download
-from .weights import Progress
+from .reading import Progress
 
 REPOSITORY = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?")
 

@@ -15,13 +15,13 @@ import torch
 from gguf import get_tensor_name_map
 from safetensors import SafetensorError, safe_open
 
+from .checkpoint import FLOATS, Shape
 from .errors import ModelError
 from .hf_vocabulary import read_json, read_vocabulary
 from .metadata import Metadata
 from .reading import Part, StoredTensor
 from .registry import by_model_type
 from .vocabulary import Vocabulary
-from .weights import FLOATS, Shape
 
 # Buffers of old exports, and the parts of a model that sees.
 IGNORED = re.compile(r"rotary_emb\.inv_freq$|vision_tower\.|multi_modal_projector\.")

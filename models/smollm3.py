@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from .checkpoint import Shape
 from .config import LayerConfig, ModelConfig
 from .config_gguf import read_gguf
 from .config_hf import read_hf
 from .metadata import Metadata
-from .weights import Shape
 
 INTERVAL = 4  # fixed in GGUF; config.json may say otherwise
 

@@ -116,8 +116,6 @@ def test_packed_linear(names, rows):
     found = linear(x)
     assert found.dtype == F32
     assert relative(found, x.double() @ weight.double().T + bias.double()) < 6e-3
-    ids = torch.tensor([5, 0, 5])
-    assert torch.equal(linear.rows(ids, F32), weight[ids])
 
 
 def test_without_a_dense_copy_all_rows_go_to_the_packed_weights():

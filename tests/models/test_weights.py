@@ -1,7 +1,10 @@
-"""Weights for a GPU: what stays as it is stored, and what is said where it cannot."""
+"""How weights are kept: what stays as it is stored, what is said where it cannot, what fits."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -10,8 +13,15 @@ import pytest
 import torch
 
 from pkvchat.kernels.linear import LinearTypes
+from pkvchat.models.checkpoint import Blocks
+from pkvchat.models.decoder import Decoder
+from pkvchat.models.errors import ModelError
+from pkvchat.models.fit import fit
 from pkvchat.models.gguf_file import GgufFile
-from pkvchat.models.weights import Blocks, WeightReader
+from pkvchat.models.loader import open_checkpoint
+from pkvchat.models.reading import Part
+from pkvchat.models.weight_plan import WeightPlan
+from pkvchat.models.weights import WeightReader
 
 
 class Matrices:
@@ -27,8 +37,15 @@ class Matrices:
     def blocks(self, name: str) -> Blocks:
         return self.file.blocks(name)
 
+    def parts(self, name: str, out: torch.Tensor) -> Iterator[Part]:
+        return self.file.parts(name, out)
 
-def gpu_reader(path: Path, tensors: dict[str, np.ndarray], packed_bits: int = 8) -> WeightReader:
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+BF16 = replace(LinearTypes.uniform(torch.bfloat16), packed_bits=8)
+
+
+def matrices(path: Path, tensors: dict[str, np.ndarray]) -> Matrices:
     """tensors: float32, by the quant type that each is written as and named after."""
     writer = gguf.GGUFWriter(path, "llama")
     for kind, values in tensors.items():
@@ -39,9 +56,7 @@ def gpu_reader(path: Path, tensors: dict[str, np.ndarray], packed_bits: int = 8)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    types = LinearTypes(torch.bfloat16, torch.bfloat16, torch.bfloat16, packed_bits=packed_bits)
-    device = torch.device("cuda")
-    return WeightReader(Matrices(path), device, torch.bfloat16, types, lambda *stage: None)
+    return Matrices(path)
 
 
 @pytest.mark.parametrize(
@@ -54,16 +69,66 @@ def gpu_reader(path: Path, tensors: dict[str, np.ndarray], packed_bits: int = 8)
 )
 def test_says_which_types_a_gpu_must_widen(tmp_path, kinds, packed_bits, note):
     ones = np.ones((4, 32), np.float32)
-    reader = gpu_reader(tmp_path / "a.gguf", dict.fromkeys(kinds, ones), packed_bits)
+    checkpoint = matrices(tmp_path / "a.gguf", dict.fromkeys(kinds, ones))
+    types = replace(BF16, packed_bits=packed_bits)
+    plan = WeightPlan(checkpoint, CUDA, torch.bfloat16, types)
     for kind in kinds:
-        reader._packable({f"{kind}.weight": (4, 32)})  # puts nothing on the device
-    assert reader.note.startswith(note) if note else reader.note == ""
+        plan.linear({kind: 4}, 32)
+    assert plan.note.startswith(note) if note else plan.note == ""
+
+
+MOST = LinearTypes(torch.float16, torch.float16, torch.bfloat16, packed_bits=8)  # memory, that is
+DENSE = replace(MOST, packed_bits=0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "memory", "given", "note"),
+    [
+        (MOST, None, MOST, ""),
+        (MOST, 430e6, MOST, ""),
+        (MOST, 360e6, replace(MOST, dense=False), "0.34 of 0.36 GB.*without 16-bit copies"),
+        (MOST, 123.5e6, replace(MOST, dense=False), "0.34 of 0.12 GB"),
+        (DENSE, 270e6, DENSE, ""),
+        (DENSE, 200e6, replace(MOST, dense=False), "0.27 of 0.2 GB.*this processor is slow"),
+    ],
+)
+def test_keeps_weights_so_that_they_fit(default_gguf, asked, memory, given, note):
+    types, said = fit(open_checkpoint(default_gguf), CPU, torch.float32, asked, memory)
+    assert types == given
+    assert re.search(note, said) if note else said == ""
+
+
+def test_refuses_with_numbers_what_cannot_fit(default_gguf):
+    says = r"Q4_1.gguf: the weights need 0.12 GB on cpu, 0.1 GB are free: close"
+    with pytest.raises(ModelError, match=says):
+        fit(open_checkpoint(default_gguf), CPU, torch.float32, MOST, 100e6)
+    with pytest.raises(ModelError, match="need 0.27 GB on cpu, 0.2 GB are free"):
+        fit(open_checkpoint(default_gguf), CPU, torch.float32, DENSE, 200e6, asked=True)
+
+
+@pytest.mark.parametrize("types", [MOST, replace(MOST, dense=False), DENSE])
+def test_a_plan_counts_what_is_held(default_gguf, types):
+    checkpoint = open_checkpoint(default_gguf)
+    plan = WeightPlan(checkpoint, CPU, torch.float32, types)
+    Decoder(checkpoint.config, plan)
+    reader = WeightReader(checkpoint, CPU, torch.float32, types, lambda *stage: None)
+    model = Decoder(checkpoint.config, reader)
+    products = [model.embedding]
+    norms = [model.output_norm]
+    for layer in model.layers:
+        products += [layer.attention.qkv, layer.attention.output]
+        products += [layer.feed_forward.gate_up, layer.feed_forward.down]
+        norms += [layer.attention_norm, layer.feed_forward_norm]
+    held = sum(product.nbytes() for product in products) + sum(norm.nbytes for norm in norms)
+    assert plan.held == reader.held == held
+    assert plan.nbytes == reader.nbytes == model.nbytes()
 
 
 @pytest.mark.gpu
 def test_experts_stay_quantised_on_a_gpu(tmp_path):
     values = np.random.default_rng(0).normal(size=(3, 16, 64)).astype(np.float32)
-    reader = gpu_reader(tmp_path / "a.gguf", {"Q8_0": values})
+    checkpoint = matrices(tmp_path / "a.gguf", {"Q8_0": values})
+    reader = WeightReader(checkpoint, CUDA, torch.bfloat16, BF16, lambda *stage: None)
     experts = reader.experts("Q8_0", 3, 16, 64)
     assert reader.nbytes == 3 * 16 * 68
     quant = gguf.GGMLQuantizationType.Q8_0
