@@ -28,6 +28,36 @@ class _Pages:
     static: torch.Size | None
 
 
+def load_flashinfer(shape: AttentionShape) -> Any:
+    """The library. Raises StrategyUnavailable where it is not there or not for ``shape``."""
+    if shape.dtype not in (torch.float16, torch.bfloat16):
+        raise StrategyUnavailable(f"flashinfer takes float16 or bfloat16, not {shape.dtype}")
+    if shape.quantised:
+        raise StrategyUnavailable(
+            f"flashinfer has no scale for each token and head, which {shape.kv_dtype} KV needs"
+        )
+    if shape.head_dim not in _HEAD_DIMS:
+        raise StrategyUnavailable(
+            f"flashinfer takes head_dim {', '.join(map(str, _HEAD_DIMS))}, not {shape.head_dim}"
+        )
+    try:
+        import flashinfer
+    except ImportError as error:
+        raise StrategyUnavailable(
+            f"flashinfer cannot be imported ({error}); pip install flashinfer-python"
+        ) from error
+    return flashinfer
+
+
+def why_not_built(error: Exception) -> StrategyUnavailable:
+    """error: the compiler's, the linker's or the loader's own."""
+    reason = (str(error) or repr(error)).splitlines()[0]
+    return StrategyUnavailable(
+        f"flashinfer cannot build its kernels ({reason}); install the CUDA toolkit "
+        "(nvcc), ninja and a C++ compiler, or the flashinfer-jit-cache package"
+    )
+
+
 class FlashInfer:
     """BatchDecodeWithPagedKVCacheWrapper over HND pages; tensor cores from 4 query heads a group.
 
@@ -40,25 +70,10 @@ class FlashInfer:
     capturable = True
 
     def __init__(self, shape: AttentionShape, tensor_cores: bool | None = None) -> None:
-        if shape.dtype not in (torch.float16, torch.bfloat16):
-            raise StrategyUnavailable(f"flashinfer takes float16 or bfloat16, not {shape.dtype}")
-        if shape.quantised:
-            raise StrategyUnavailable(
-                f"flashinfer has no scale for each token and head, which {shape.kv_dtype} KV needs"
-            )
-        if shape.head_dim not in _HEAD_DIMS:
-            raise StrategyUnavailable(
-                f"flashinfer takes head_dim {', '.join(map(str, _HEAD_DIMS))}, not {shape.head_dim}"
-            )
-        try:
-            from flashinfer import BatchDecodeWithPagedKVCacheWrapper
-        except ImportError as error:
-            raise StrategyUnavailable(
-                f"flashinfer cannot be imported ({error}); pip install flashinfer-python"
-            ) from error
+        library = load_flashinfer(shape)
         self.shape = shape
         self.tensor_cores = shape.group_size >= 4 if tensor_cores is None else tensor_cores
-        self._wrapper_class: Any = BatchDecodeWithPagedKVCacheWrapper
+        self._wrapper_class: Any = library.BatchDecodeWithPagedKVCacheWrapper
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
         # A graph's wrapper keeps to one size, and its buffers to their place.
         self._wrappers: dict[tuple[torch.Size | None, LayerSpec], Any] = {}
@@ -77,12 +92,8 @@ class FlashInfer:
             self.plan(DecodeBatch(zero, zero[0] + 1, zero[0].long(), (1,)), 1)
             self.run(query, kv_layer, torch.empty_like(query), LayerSpec(scale=1.0))
             torch.cuda.synchronize(shape.device)
-        except Exception as error:  # the compiler's, the linker's or the loader's own
-            reason = (str(error) or repr(error)).splitlines()[0]
-            raise StrategyUnavailable(
-                f"flashinfer cannot build its kernels ({reason}); install the CUDA toolkit "
-                "(nvcc), ninja and a C++ compiler, or the flashinfer-jit-cache package"
-            ) from error
+        except Exception as error:
+            raise why_not_built(error) from error
 
     def plan(self, batch: DecodeBatch, num_splits: int) -> None:
         """Lay out the batch's pages; each layer spec is planned at its first layer.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .batch import DecodeBatch, LayerSpec, PrefillChunk
+from .flashinfer_prefill import FlashInferPrefill
 from .kv import kv_rows, write_kv
 from .prefill import PrefillAttention
 from .strategy import Strategy
@@ -16,7 +17,8 @@ class StepAttention:
     """Writes the new K/V of all rows, then attends: decode rows first, then the chunks in order.
 
     slot_mapping: [N] int64 for all N rows. ``strategy`` must have planned for ``decode``; both
-    are None in a step that only prefills.
+    are None in a step that only prefills. paged: reads all chunks at once; None leaves each to
+    torch.
     """
 
     def __init__(
@@ -27,13 +29,17 @@ class StepAttention:
         decode: DecodeBatch | None,
         strategy: Strategy | None,
         prefill: Sequence[PrefillChunk] = (),
+        paged: FlashInferPrefill | None = None,
     ) -> None:
         self.kv_layers = kv_layers
         self.layer_specs = layer_specs
         self.rows = kv_rows(slot_mapping, kv_layers[0])
         self.num_decode = len(decode) if decode is not None else 0
         self.strategy = strategy
-        self.prefill = [PrefillAttention(chunk) for chunk in prefill]
+        self.paged = paged if prefill else None
+        self.prefill = [PrefillAttention(chunk) for chunk in prefill] if paged is None else []
+        if self.paged is not None:
+            self.paged.plan(prefill)
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -45,6 +51,8 @@ class StepAttention:
         row = self.num_decode
         if self.strategy is not None and row:
             self.strategy.run(q[:row].contiguous(), kv_layer, out[:row], spec)
+        if self.paged is not None:
+            self.paged.run(q[row:], kv_layer, out[row:], spec)
         for prefill in self.prefill:
             rows = slice(row, row + prefill.chunk.num_tokens)
             prefill.run(q[rows], kv_layer, out[rows], spec)

@@ -1,0 +1,101 @@
+"""FlashInfer's paged prefill: all chunks of a step in one causal call a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from .batch import AttentionShape, LayerSpec, PrefillChunk
+from .flashinfer import load_flashinfer, why_not_built
+from .strategy import StrategyUnavailable
+
+_WORKSPACE_BYTES = 128 << 20  # FlashInfer's own recommendation
+
+
+class FlashInferPrefill:
+    """BatchPrefillWithPagedKVCacheWrapper over HND pages; planned on the host once per step.
+
+    FlashInfer compiles its kernels when first used and caches them, so the construction for a new
+    shape can take a minute.
+    """
+
+    def __init__(self, shape: AttentionShape, specs: Iterable[LayerSpec]) -> None:
+        """specs: of the layers. Raises StrategyUnavailable."""
+        kinds = dict.fromkeys(specs)
+        if any(spec.sinks is not None for spec in kinds):
+            raise StrategyUnavailable("flashinfer's prefill has no attention sinks")
+        library = load_flashinfer(shape)
+        self.shape = shape
+        workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
+        wrapper = library.BatchPrefillWithPagedKVCacheWrapper
+        self._wrappers: dict[LayerSpec, Any] = {spec: wrapper(workspace, "HND") for spec in kinds}
+        self._build()
+
+    def _build(self) -> None:
+        """Compile what the specs need, and run it once on one token."""
+        shape = self.shape
+        size = (1, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
+        kv_layer = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        q = kv_layer.new_zeros(1, shape.num_qo_heads, shape.head_dim)
+        page = torch.zeros(1, dtype=torch.int32, device=shape.device)
+        try:
+            self.plan([PrefillChunk(page, 1, 1)])
+            for spec in self._wrappers:
+                self.run(q, kv_layer, torch.empty_like(q), spec)
+            torch.cuda.synchronize(shape.device)
+        except Exception as error:
+            raise why_not_built(error) from error
+
+    def plan(self, chunks: Sequence[PrefillChunk]) -> None:
+        """What the layers of a step share."""
+        shape, page_size = self.shape, self.shape.page_size
+        pages = [-(-chunk.context_len // page_size) for chunk in chunks]
+        tables = [chunk.block_table[:n] for chunk, n in zip(chunks, pages, strict=True)]
+        indices, kv_indptr = torch.cat(tables), _indptr(pages)
+        last = [(chunk.context_len - 1) % page_size + 1 for chunk in chunks]
+        last_page_len = torch.tensor(last, dtype=torch.int32)
+        qo_indptr = _indptr([chunk.num_tokens for chunk in chunks])
+        for spec, wrapper in self._wrappers.items():
+            wrapper.plan(
+                qo_indptr,
+                kv_indptr,
+                indices,
+                last_page_len,
+                shape.num_qo_heads,
+                shape.num_kv_heads,
+                shape.head_dim,
+                page_size,
+                causal=True,
+                window_left=spec.window - 1,  # keys to the left of the query's own; -1 means all
+                logits_soft_cap=spec.softcap,
+                q_data_type=shape.dtype,
+                kv_data_type=shape.kv_dtype,
+                sm_scale=spec.scale,
+            )
+
+    def run(
+        self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
+    ) -> None:
+        """q, out: [tokens of all chunks, num_qo_heads, head_dim]; kv_layer: see ``batch``."""
+        result = out if out.dtype == self.shape.dtype else out.to(self.shape.dtype)
+        self._wrappers[spec].run(q.to(self.shape.dtype).contiguous(), kv_layer, out=result)
+        if result is not out:
+            out.copy_(result)
+
+
+def _indptr(counts: Sequence[int]) -> torch.Tensor:
+    """[len(counts) + 1] int32 on the host: where each one's part begins, and the end."""
+    return torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+
+
+def create_prefill(shape: AttentionShape, specs: Iterable[LayerSpec]) -> FlashInferPrefill | None:
+    """None where FlashInfer cannot run: ``prefill.PrefillAttention`` then reads each chunk."""
+    if shape.device.type != "cuda":
+        return None
+    try:
+        return FlashInferPrefill(shape, specs)
+    except StrategyUnavailable:
+        return None
