@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import queue
 import shutil
 import tempfile
+import threading
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -16,10 +19,34 @@ from .process import main
 _SPAWN = multiprocessing.get_context("spawn")
 
 
+class _Writer:
+    """Sends commands from a thread of its own: an engine that is in a long step reads none for a
+    while, and a prompt that is longer than a pipe holds must not keep the interface waiting."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="commands", daemon=True)
+        self._thread.start()
+
+    def put(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def close(self) -> None:
+        """Send what is left and end; not where nobody reads any more."""
+        self._commands.put(None)
+        self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        with suppress(OSError):  # the engine is gone; ``events`` says so
+            while (command := self._commands.get()) is not None:
+                self._connection.send(command)
+
+
 class EngineClient:
     """Starts the engine in its own process and talks to it in typed messages.
 
-    ``send`` may be called from any one thread, ``events`` from one other.
+    ``send`` never waits. ``events`` may be called from any one thread.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -27,6 +54,7 @@ class EngineClient:
         self.log_path = Path(tempfile.mkdtemp(prefix="pkvchat-")) / "engine.log"
         self._process: SpawnProcess | None = None
         self._connection: Connection | None = None
+        self._writer: _Writer | None = None
 
     def start(self) -> None:
         """Start the process; events (Loading, then Ready or Failed) follow."""
@@ -41,6 +69,7 @@ class EngineClient:
         self._process.start()
         theirs.close()
         self._connection = ours
+        self._writer = _Writer(ours)
 
     @property
     def alive(self) -> bool:
@@ -50,15 +79,10 @@ class EngineClient:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def send(self, command: Command) -> bool:
-        """False if the engine is gone; ``events`` says so too."""
-        if self._connection is None:
-            return False
-        try:
-            self._connection.send(command)
-        except OSError:
-            return False
-        return True
+    def send(self, command: Command) -> None:
+        """To an engine that is gone nothing is sent; ``events`` says that it is."""
+        if self._writer is not None:
+            self._writer.put(command)
 
     def events(self, timeout: float | None = None) -> list[Event]:
         """What the engine said since, waiting up to ``timeout`` seconds (None: for ever).
@@ -84,6 +108,9 @@ class EngineClient:
     def close(self) -> None:
         """End the process: asked first, then made to."""
         self.send(Shutdown())
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
         process, self._process = self._process, None
         connection, self._connection = self._connection, None
         if process is not None:

@@ -39,6 +39,7 @@ from .saver import Saver
 from .session import Session
 from .status import StatusLine, describe
 from .tabstrip import TabStrip
+from .token_count import TokenCount
 from .transcript import Transcript
 
 _PULSE_S = 1 / 5  # spinners, figures and progress
@@ -83,6 +84,7 @@ class ChatApp(App[int]):
         self.panel = Panel(self.session, palette, self._tabs_from_active)
         self.history = [m.text for tab in self.tabs for m in tab.chat.messages if m.role == "user"]
         self.composer = Composer(self.history, self._completions)
+        self.token_count = TokenCount(self)
         self.status = StatusLine(palette)
         self._frame_due = False
         self._pace = Pace()
@@ -177,7 +179,8 @@ class ChatApp(App[int]):
             self._pulse.pause()
 
     def _draw_status(self) -> None:
-        typed = len(self.composer.full_text)
+        typed = self.token_count.line()
+        self.composer.border_subtitle = typed if self.tab.busy else ""
         state, style = describe(self.tab, self.session, typed, self.status.palette)
         self.status.show(state, style, self._hints())
 
@@ -369,6 +372,7 @@ class ChatApp(App[int]):
     @on(Composer.Changed)
     def _draft_changed(self) -> None:
         self.saver.soon(self.tab)
+        self.token_count.typed()
         self._draw_status()
 
     @on(Transcript.CursorMoved)

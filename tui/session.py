@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pkvchat.clean import one_line
 from pkvchat.client import EngineClient
 from pkvchat.messages import (
+    Counted,
     Died,
     Event,
     Failed,
@@ -96,6 +97,9 @@ class Session:
                 self._became_ready(event)
             case PolicyChanged(name):
                 state.policy = name
+            case Counted():
+                self._app.token_count.take(event)
+                self._app.draw_around()
             case Died(message) | Failed(None, message, True):
                 self._died(message)
             case Failed(None, message) | Notice(None, message):
@@ -119,6 +123,8 @@ class Session:
             self.submit(tab)
         if tab.full and isinstance(event, Finished | Failed):
             self._app.choose_for_full_context(tab, refused=isinstance(event, Failed))
+        if tab is self._app.tab and isinstance(event, Finished):
+            self._app.token_count.typed()  # the chat is longer now
         self._app.changed(tab)
 
     def _became_ready(self, ready: Ready) -> None:
@@ -127,6 +133,7 @@ class Session:
         self._app.transcript.name_speaker(one_line(ready.model))
         for note in ready.notes:
             self._app.notify(one_line(note), markup=False, timeout=8)
+        self._app.token_count.typed()
         for tab in self._app.tabs:
             if tab.phase is Phase.WAITING:
                 self.submit(tab)

@@ -41,9 +41,9 @@ class StatusLine(LineWidget):
         return self.fitted(Strip(segments))
 
 
-def describe(tab: OpenChat, session: Session, typed: int, palette: Palette) -> tuple[str, Style]:
-    """One line for the state of ``tab`` and the engine, with its style; ``typed`` characters wait
-    in the composer."""
+def describe(tab: OpenChat, session: Session, typed: str, palette: Palette) -> tuple[str, Style]:
+    """One line for the state of ``tab`` and the engine, with its style. typed: what there is to say
+    of the text in the composer."""
     engine = session.state
     if engine.dead:
         return f"✗ {one_line(engine.dead)}", palette.error
@@ -56,15 +56,14 @@ def describe(tab: OpenChat, session: Session, typed: int, palette: Palette) -> t
         return _prefill(tab), palette.muted
     if tab.phase is Phase.DECODE:
         return f"answering, {session.meter.now():.1f} tokens/s", palette.good
-    return _room(tab, engine.ready, typed), palette.muted
+    return typed or _used(tab, engine.ready), palette.muted
 
 
-def _room(tab: OpenChat, ready: Ready, typed: int) -> str:
-    """The model, and how much of its context is used and is being typed."""
-    if not (tab.context_tokens or typed):
+def _used(tab: OpenChat, ready: Ready) -> str:
+    """How much of the context is used; the model in an empty chat."""
+    if not tab.context_tokens:
         return one_line(ready.model)
-    used = f"{tab.context_tokens:,} of {ready.context:,} tokens"
-    return f"{used} + about {round(typed / tab.chars_per_token):,} typed" if typed else used
+    return f"{tab.context_tokens:,} of {ready.context:,} tokens"
 
 
 def _progress(engine: EngineState) -> str:

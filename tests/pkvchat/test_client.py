@@ -12,6 +12,8 @@ import pytest
 from pkvchat.client import EngineClient
 from pkvchat.messages import (
     ChatMessage,
+    Counted,
+    CountTokens,
     Delta,
     Died,
     Event,
@@ -63,18 +65,28 @@ def test_a_process_loads_answers_dies_and_comes_back(client: EngineClient) -> No
         for chat in "ab"
     }
     assert texts["a"] == texts["b"] != ""
+    (prompt_tokens,) = {e.prompt_tokens for e in events if isinstance(e, Finished)}
     assert any(r.batch == 2 for e in events if isinstance(e, Steps) for r in e.records)
+
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGSTOP)  # as in a long step: sending must not wait for its end
+    client.send(CountTokens("a", 1, (ChatMessage("user", "long " * 1_000_000),)))
+    client.send(CountTokens("a", 2, HELLO))
+    os.kill(client.pid, signal.SIGCONT)
+    counted = until(client, Counted)
+    while counted[-1].number < 2:
+        counted = until(client, Counted)
+    assert counted[-1] == Counted("a", 2, prompt_tokens)
 
     endless = SamplingParams(temperature=0.0)
     client.send(Submit("a", HELLO, endless))
     until(client, Delta)
-    assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
     died = until(client, Died)[-1]
     assert isinstance(died, Died)
     assert "killed by signal 9" in died.message
     assert not client.alive
-    assert not client.send(Submit("a", HELLO, SHORT))
+    client.send(Submit("a", HELLO, SHORT))
     assert client.events(timeout=0) == []
 
     assert client.log_path.exists()  # it may say why

@@ -91,11 +91,10 @@ class ScriptedEngine:
     def close(self) -> None:
         self.alive = False
 
-    def send(self, command: Command) -> bool:
+    def send(self, command: Command) -> None:
         self.sent.append(command)
         if isinstance(command, Submit) and self._on_submit:
             self.say(*self._on_submit(command))
-        return self.alive
 
     def say(self, *events: Event) -> None:
         self._events.put(list(events))
