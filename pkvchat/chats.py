@@ -10,6 +10,8 @@ from .messages import ChatMessage
 NEW_CHAT = "New chat"
 _TITLE_LENGTH = 40
 _SENT_ROLES = ("system", "user", "assistant")
+_COMPLETE = ("stop", "length", "context")
+_SUM_UP = "Sum up our conversation so far."
 
 
 def new_id() -> str:
@@ -37,7 +39,8 @@ class Version:
 @dataclass(eq=False)
 class Message:
     """role: "system", "user", "assistant"; "note" for the app's own lines, never sent; "cut" for
-    the line from which on the model reads.
+    the line from which on the model reads; "summary" for what the model wrote of all before it,
+    which it reads in place of that.
 
     queued: a prompt that waits for the running answer to end.
     """
@@ -59,6 +62,19 @@ class Message:
     @property
     def text(self) -> str:
         return self.version.text
+
+    @property
+    def sums_up(self) -> bool:
+        """A summary that is complete."""
+        return self.role == "summary" and self.version.reason in _COMPLETE
+
+    def sent(self) -> list[ChatMessage]:
+        """What the model reads of it."""
+        if self.queued or not self.text:
+            return []
+        if self.sums_up:
+            return [ChatMessage("user", _SUM_UP), ChatMessage("assistant", self.text)]
+        return [ChatMessage(self.role, self.text)] if self.role in _SENT_ROLES else []
 
     def copy(self) -> Message:
         """The same message under an id of its own, for another chat."""
@@ -92,18 +108,15 @@ class Chat:
         return message
 
     def first_read(self) -> int:
-        """The index from which on the model reads: after the last cut."""
-        cuts = [index for index, m in enumerate(self.messages) if m.role == "cut"]
-        return cuts[-1] + 1 if cuts else 0
+        """The index from which on the model reads: the last summary, or after the last cut."""
+        starts = [i for i, m in enumerate(self.messages) if m.role == "cut" or m.sums_up]
+        return starts[-1] if starts else 0
 
     def conversation(self, end: int | None = None) -> tuple[ChatMessage, ...]:
         """What the model reads: the system prompt and the messages before index ``end``."""
         system = (ChatMessage("system", self.system),) if self.system else ()
-        return system + tuple(
-            ChatMessage(message.role, message.text)
-            for message in self.messages[self.first_read() : end]
-            if message.role in _SENT_ROLES and message.text and not message.queued
-        )
+        read = self.messages[self.first_read() : end]
+        return system + tuple(sent for message in read for sent in message.sent())
 
     def fork(self, end: int, kind: str) -> Chat:
         """A new chat with copies of the messages before index ``end``; ``kind`` opens its title,

@@ -84,7 +84,7 @@ class Conversation:
     def _stream(self) -> str:
         chat, end, reason = self._current, "", ""
         try:
-            for event in self._events(chat.submission(self.params, self.ready.model)):
+            for event in self._events(chat.submission(self.params, self.ready)):
                 match event:
                     case Delta(_, text):
                         self._write(text)
@@ -150,6 +150,8 @@ class Conversation:
 
     def submit(self) -> None:
         self._stream()
+        while self._current.ask_next():
+            self._stream()
 
     def restart(self, **changes: object) -> None:
         """Should the new engine not start, the one before it does again."""

@@ -10,7 +10,7 @@ import torch
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.kv import page_bytes
 
-CUDA_RESERVE = 1 << 30  # bytes left for activations, workspaces and other programs
+CUDA_MARGIN = 256 << 20  # bytes left for what allocations waste, and for other programs
 GRAPH_PART = 50  # of a device's memory, that CUDA graphs may take
 CPU_SHARE = 0.5  # of the memory that is free
 CPU_CONTEXTS = 4  # full contexts a CPU cache has room for at most, unless asked for more
@@ -20,7 +20,8 @@ def free_memory(device: torch.device) -> int:
     """Bytes that could be allocated on ``device`` now."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what loading a model has left behind
-        return int(torch.cuda.mem_get_info(device)[0])
+        free, _ = torch.cuda.mem_get_info(device)
+        return min(free, usable_memory(device) - torch.cuda.memory_reserved(device))
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -41,33 +42,63 @@ def usable_memory(device: torch.device) -> int:
     return int(total * torch.cuda.get_per_process_memory_fraction(device))
 
 
-def kv_budget(device: torch.device, kv_memory: int | None) -> int:
-    """Bytes that a KV cache may take: what the user said, or a part of what is free."""
-    if kv_memory is not None:
-        return kv_memory
-    if device.type == "cuda":
-        return free_memory(device) - CUDA_RESERVE
-    return int(free_memory(device) * CPU_SHARE)
+def limit_memory(device: torch.device, limit: int) -> None:
+    """Have this process allocate no more than ``limit`` bytes of a CUDA device.
+
+    Raises ValueError where there is none, or it is smaller.
+    """
+    if device.type != "cuda":
+        raise ValueError(f"--memory-limit is for a CUDA device, and this is {device}: leave it out")
+    total = torch.cuda.get_device_properties(device).total_memory
+    if limit > total:
+        raise ValueError(
+            f"--memory-limit {human(limit)}: the device has {human(total)}; give no more than that"
+        )
+    torch.cuda.set_per_process_memory_fraction(limit / total, device)
 
 
-def largest_context(num_layers: int, shape: AttentionShape, kv_memory: int | None) -> int:
+def kv_budget(device: torch.device, kv_memory: int | None, workspace: int = 0) -> int:
+    """Bytes that a KV cache may take: what the user said, or a part of what is free.
+
+    workspace: bytes that a step takes.
+    """
+    if device.type != "cuda":
+        return kv_memory if kv_memory is not None else int(free_memory(device) * CPU_SHARE)
+    free = free_memory(device) - workspace - graph_memory(device) - CUDA_MARGIN
+    if kv_memory is not None and kv_memory > free:
+        raise ValueError(
+            f"--kv-memory {human(kv_memory)} is more than the {human(max(free, 0))} that the "
+            "device has left after the model: give no more than that, or leave it out"
+        )
+    return free if kv_memory is None else kv_memory
+
+
+def largest_context(
+    num_layers: int, shape: AttentionShape, kv_memory: int | None, workspace: int = 0
+) -> int:
     """Tokens of the longest context that a KV cache made now could hold."""
-    num_pages = kv_budget(shape.device, kv_memory) // page_bytes(num_layers, shape)
-    return max(num_pages - 1, 0) * shape.page_size
+    budget = kv_budget(shape.device, kv_memory, workspace)
+    return max(budget // page_bytes(num_layers, shape) - 1, 0) * shape.page_size
 
 
 def size_cache(
-    num_layers: int, shape: AttentionShape, context: int, asked_context: int, kv_memory: int | None
+    num_layers: int,
+    shape: AttentionShape,
+    context: int,
+    asked_context: int,
+    kv_memory: int | None,
+    workspace: int = 0,
 ) -> tuple[int, int, str]:
     """How many pages, the scratch page among them, and the context they allow.
 
     context: the model's limit in tokens; asked_context: the user's, 0 for none; kv_memory: the
-    user's bytes, None to size from what is free. Returns (num_pages, context, note), the note ""
-    or one line about a context that had to be smaller. Raises ValueError where too little is left.
+    user's bytes, None to size from what is free; workspace: bytes that a step takes. Returns
+    (num_pages, context, note), the note "" or one line about a context that had to be smaller.
+    Raises ValueError where too little is left.
     """
     per_page = page_bytes(num_layers, shape)
     wanted = asked_context or context
-    budget = kv_budget(shape.device, kv_memory)
+    budget = kv_budget(shape.device, kv_memory, workspace)
     if kv_memory is None and shape.device.type == "cpu":
         full = -(-wanted // shape.page_size) * per_page * CPU_CONTEXTS
         budget = min(full + per_page, budget)

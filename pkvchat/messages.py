@@ -97,7 +97,8 @@ class Loading:
 class Ready:
     """The engine can answer. ``strategies`` maps each name to "" or why it cannot run here.
 
-    template: the chat template in use, as Jinja.
+    template: the chat template in use, as Jinja. model_context, memory_context: tokens of the
+    longest context that the model can take, and that there was memory for.
     """
 
     model: str
@@ -110,6 +111,8 @@ class Ready:
     strategies: dict[str, str]
     notes: tuple[str, ...] = ()
     template: str = ""
+    model_context: int = 0
+    memory_context: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,11 +159,15 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """One line a person understands. chat_id None: the engine as a whole; ``fatal`` ends it."""
+    """One line a person understands. chat_id None: the engine as a whole; ``fatal`` ends it.
+
+    context_full: the conversation has outgrown the context.
+    """
 
     chat_id: str | None
     message: str
     fatal: bool = False
+    context_full: bool = False
 
 
 @dataclass(frozen=True)

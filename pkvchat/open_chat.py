@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .chats import Chat, Message, Version
@@ -15,16 +15,19 @@ from .messages import (
     Finished,
     Notice,
     Prefilled,
+    Ready,
     Started,
     Submit,
 )
 from .sampling import SamplingParams
+from .summary import Summary
 
 _NEARLY_FULL = 0.8
 _CHOICES = (
-    "/drop lets the model forget the oldest turns, /fork then /drop keeps this chat as it is, "
-    "/context N restarts the engine with more, if memory allows."
+    "/summarise goes on in a copy, from a summary of this chat; /drop lets the model forget the "
+    "oldest turns; /context N restarts the engine with more, if memory allows."
 )
+_ANSWERS = ("assistant", "summary")
 
 
 class Phase(Enum):
@@ -42,6 +45,7 @@ class OpenChat:
     chars_per_token: of the last prompt read, to estimate what is typed from.
     carried: tokens that the running answer had when it was carried on.
     first_token: when the running answer's first token came, in monotonic seconds.
+    full: the context has no room for the next answer. summary: that is being written.
     """
 
     chat: Chat = field(default_factory=Chat)
@@ -56,6 +60,8 @@ class OpenChat:
     chars_per_token: float = 4.0
     carried: int = 0
     first_token: float = 0.0
+    full: bool = False
+    summary: Summary | None = None
 
     @property
     def busy(self) -> bool:
@@ -64,11 +70,11 @@ class OpenChat:
     @property
     def answer(self) -> Version | None:
         """The answer that runs, if one does."""
-        return self._last_answer() if self.busy else None
+        message = self._last_answer() if self.busy else None
+        return message.version if message else None
 
-    def _last_answer(self) -> Version | None:
-        messages = reversed(self.chat.messages)
-        return next((m.version for m in messages if m.role == "assistant"), None)
+    def _last_answer(self) -> Message | None:
+        return next((m for m in reversed(self.chat.messages) if m.role in _ANSWERS), None)
 
     @property
     def queued(self) -> list[Message]:
@@ -100,8 +106,12 @@ class OpenChat:
         return self.ask_next()
 
     def ask_next(self) -> bool:
-        """Start on the oldest queued prompt, if there is one."""
-        queued = self.queued
+        """Start on a summary's next part, else on the oldest queued prompt; False without one."""
+        queued, last = self.queued, self._last_answer()
+        if self.summary and last and not self.busy:
+            last.versions[last.chosen] = Version()
+            self.phase = Phase.WAITING
+            return True
         if not queued or self.busy:
             return False
         message = queued[0]
@@ -118,7 +128,7 @@ class OpenChat:
         if self.busy:
             return False
         for message in reversed(self.chat.messages):
-            if message.role == "assistant":
+            if message.role in _ANSWERS:
                 message.versions.append(Version())
                 message.chosen = len(message.versions) - 1
                 self.carried = 0
@@ -131,7 +141,8 @@ class OpenChat:
 
     def carry_on(self) -> bool:
         """Go on with the last answer where it was cut short. False: there is none such."""
-        said = [m for m in self.chat.messages if m.role in ("user", "assistant") and not m.queued]
+        roles = ("user", *_ANSWERS)
+        said = [m for m in self.chat.messages if m.role in roles and not m.queued]
         if self.busy or not said or said[-1].role != "assistant":
             return False
         answer = said[-1].version
@@ -140,6 +151,15 @@ class OpenChat:
             return False
         answer.reason = ""
         self.carried = answer.new_tokens
+        self.phase = Phase.WAITING
+        return True
+
+    def summarise(self) -> bool:
+        """Have the model sum up all that it reads, and from then on read that instead. False: an
+        answer runs, or there is nothing to sum up."""
+        if self.busy or not any(m.role == "user" for m in self.chat.conversation()):
+            return False
+        self._insert(Message.of("summary", ""))
         self.phase = Phase.WAITING
         return True
 
@@ -158,15 +178,23 @@ class OpenChat:
             return ""
         return self._remove(answer) if answer else ""
 
-    def submission(self, params: SamplingParams, model: str) -> Submit:
+    def submission(self, params: SamplingParams, ready: Ready) -> Submit:
         """For the engine: all up to the prompt whose answer is awaited, and what there is of the
-        answer if it is carried on. ``model`` is who writes it."""
-        if self.answer:
-            self.answer.model = model
+        answer if it is carried on."""
+        message = self._last_answer()
+        assert message is not None, "no answer is awaited"
+        message.version.model = ready.model
+        if message.role == "summary":
+            if self.summary is None:
+                before = self.chat.conversation(self.chat.messages.index(message))
+                self.summary = Summary(before, ready.context, self.chars_per_token)
+            params = replace(params, max_tokens=self.summary.max_tokens)
         return Submit(self.chat.id, self.conversation(), params)
 
     def conversation(self) -> tuple[ChatMessage, ...]:
         """What the awaited answer follows."""
+        if self.summary:
+            return (self.summary.request(),)
         running = self.answer
         ends = (i for i, m in enumerate(self.chat.messages, 1) if m.version is running)
         return self.chat.conversation(next(ends, None))
@@ -186,7 +214,7 @@ class OpenChat:
         answer = self.answer
         match event:
             case Started(prompt_tokens=total, cached_tokens=cached) if answer:
-                self.phase = Phase.PREFILL
+                self.phase, self.full = Phase.PREFILL, False
                 self.prefill_done = self.prefill_from = cached
                 self.prefill_total = self.context_tokens = total
                 self.prefill_started = time.monotonic()
@@ -207,16 +235,29 @@ class OpenChat:
                 answer.ttft_s, answer.tokens_per_s = event.ttft_s, event.tokens_per_s
                 self.context_tokens = event.prompt_tokens + event.new_tokens
                 self.phase = Phase.IDLE
+                self.full = event.reason == "context"
+                self._sum_up(event)
             case Notice(message=line):
                 self.note(line)
             case Failed(message=line):
+                self.summary = None
+                self.full = event.context_full
                 return self._failed(line, answer)
         return ""
 
+    def _sum_up(self, event: Finished) -> None:
+        """Take in the summary of one part, if that is what ended; one that was stopped is none."""
+        message = self._last_answer()
+        if self.summary is None or message is None:
+            return
+        self.full = False
+        self.context_tokens = event.new_tokens
+        if not message.sums_up or not self.summary.advance(message.text):
+            self.summary = None
+
     def warn_of_context(self, limit: int) -> None:
         """Say in the chat, once, that the context fills up, and each time that it is full."""
-        last = self._last_answer()
-        if not self.busy and last is not None and last.reason == "context":
+        if self.full:
             self.note(f"the context is full ({limit:,} tokens), so the answer ended. {_CHOICES}")
         elif self.context_tokens < _NEARLY_FULL * limit:
             self.warned = False
@@ -230,6 +271,7 @@ class OpenChat:
         if answer and self.phase is not Phase.WAITING:
             answer.reason = reason
             self.phase = Phase.IDLE
+            self.summary = None
 
     def _failed(self, line: str, answer: Version | None) -> str:
         """Say what went wrong; a prompt that was refused goes back to be changed."""
@@ -252,6 +294,8 @@ class OpenChat:
             message.chosen = len(message.versions) - 1
             return ""
         del messages[index]
+        if message.role == "summary":
+            return ""
         prompt = messages.pop(index - 1).text if index else ""
         if not any(message.role == "user" for message in messages):
             self.chat.title = ""  # it came from that prompt
@@ -259,6 +303,8 @@ class OpenChat:
 
     def note(self, line: str) -> None:
         """A line of the app's own in the transcript."""
-        messages = self.chat.messages
-        at = len(messages) - len(self.queued)
-        messages.insert(at, Message.of("note", line))
+        self._insert(Message.of("note", line))
+
+    def _insert(self, message: Message) -> None:
+        """Behind what was said, before the prompts that wait."""
+        self.chat.messages.insert(len(self.chat.messages) - len(self.queued), message)

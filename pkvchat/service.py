@@ -11,7 +11,7 @@ from pkvchat.kernels.strategy import StrategyUnavailable
 from pkvchat.models.errors import ModelError
 from pkvchat.models.tokenizer import Detokenizer
 
-from .engine import RequestRefused, StepOutput, Token
+from .engine import ContextFull, RequestRefused, StepOutput, Token
 from .messages import (
     ChatMessage,
     Close,
@@ -94,7 +94,8 @@ class ChatService:
                 case Shutdown():
                     self.close()
         except (RequestRefused, ModelError, StrategyUnavailable, ValueError) as error:
-            return [Failed(getattr(command, "chat_id", None), str(error))]
+            full = isinstance(error, ContextFull)
+            return [Failed(getattr(command, "chat_id", None), str(error), context_full=full)]
         return []
 
     def poll(self) -> list[Event]:
@@ -133,7 +134,8 @@ class ChatService:
     # --- a step's output ----------------------------------------------------------------------
 
     def _events(self, output: StepOutput) -> list[Event]:
-        events: list[Event] = [Prefilled(*progress) for progress in output.prefilled]
+        events: list[Event] = [Notice(None, line) for line in output.notices]
+        events += [Prefilled(*progress) for progress in output.prefilled]
         for token in output.tokens:
             events += self._token(token)
         for chat_id, line in output.ended:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,14 +11,16 @@ import torch
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.calibration import Calibrator, DeviceTypes
 from pkvchat.kernels.policy import Policy, create_policy, policy_names
-from pkvchat.kernels.registry import STRATEGIES, why_unavailable
+from pkvchat.kernels.registry import STRATEGIES, create_strategy
+from pkvchat.kernels.strategy import Strategy, StrategyUnavailable
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.loader import LoadedModel, load_model
 
-from .engine import Engine
-from .memory import free_memory, size_cache
+from .engine import PREFILL_CHUNK, Engine
+from .memory import free_memory, human, largest_context, limit_memory, size_cache
 from .messages import Ready
 from .options import EngineOptions
+from .workspace import Workspace
 
 Progress = Callable[[str, int, int], None]  # stage, done, total (0 where unknown)
 
@@ -31,13 +33,14 @@ class Built:
     """An engine around a model. strategies: each with why it cannot run here, "" if it can.
 
     make_policy: a policy by name, for this model on this device. note: "" or a line about a context
-    that had to be smaller.
+    that had to be smaller. room: tokens of the longest context that there was memory for.
     """
 
     engine: Engine
     strategies: dict[str, str]
     make_policy: Callable[[str], Policy]
     note: str
+    room: int
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
             *calibrator.notes,
         ),
         template=loaded.template.source,
+        model_context=loaded.model.config.context_length,
+        memory_context=built.room,
     )
     return Started(built.engine, loaded, ready, built.make_policy)
 
@@ -101,14 +106,18 @@ def prepare(options: EngineOptions) -> torch.device:
     device = pick_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if options.memory_limit is not None:
+        limit_memory(device, options.memory_limit)
     return device
 
 
 def build_engine(
     model: CausalLM, kv_dtype: torch.dtype, options: EngineOptions, calibrator: Calibrator
 ) -> Built:
-    """Size the KV cache, calibrate, choose the policy. Raises StrategyUnavailable or ValueError."""
-    config = model.config
+    """Calibrate, size the KV cache, choose the policy. Raises StrategyUnavailable or ValueError."""
+    config, progress = model.config, calibrator.progress
     shape = AttentionShape(
         config.num_qo_heads,
         config.num_kv_heads,
@@ -117,18 +126,88 @@ def build_engine(
         kv_dtype,
         model.device,
     )
-    num_pages, context, note = size_cache(
-        config.num_layers, shape, config.context_length, options.context, options.kv_memory
-    )
-    strategies = {name: why_unavailable(name, shape) for name in STRATEGIES}
-    available = [name for name, why in strategies.items() if not why]
+    made, declined = make_strategies(shape, progress)
+    available = list(made)
     calibration = calibrator.costs(shape, available)
+    chunk, workspace = measure_workspace(model, shape, options, made, progress)
+    sizes = config.num_layers, shape
+    room = largest_context(*sizes, options.kv_memory, workspace)
+    num_pages, context, note = size_cache(
+        *sizes, config.context_length, options.context, options.kv_memory, workspace
+    )
 
     def make_policy(name: str) -> Policy:
         return create_policy(name, shape, calibration, available, config.num_layers)
 
-    engine = Engine(model, shape, make_policy(options.policy), num_pages, context)
-    return Built(engine, strategies, make_policy, note)
+    policy = make_policy(options.policy)
+    while True:
+        try:
+            engine = Engine(
+                model, shape, policy, num_pages, context, max_chunk=chunk, strategies=made
+            )
+            break
+        except torch.OutOfMemoryError as error:  # others use the device, too
+            num_pages, context, note = smaller_cache(num_pages, context, shape, options, error)
+    return Built(engine, declined, make_policy, note, room)
+
+
+def make_strategies(
+    shape: AttentionShape, progress: Progress
+) -> tuple[dict[str, Strategy], dict[str, str]]:
+    """Those that can run here; and each name with why it cannot, "" if it can."""
+    made: dict[str, Strategy] = {}
+    declined = dict.fromkeys(STRATEGIES, "")
+    for number, name in enumerate(STRATEGIES):
+        if shape.device.type == "cuda":
+            progress(f"{name} (compiled at the first start, for a minute)", number, len(STRATEGIES))
+        try:
+            made[name] = create_strategy(name, shape)
+        except StrategyUnavailable as error:
+            declined[name] = str(error)
+    return made, declined
+
+
+def measure_workspace(
+    model: CausalLM,
+    shape: AttentionShape,
+    options: EngineOptions,
+    strategies: Mapping[str, Strategy],
+    progress: Progress,
+) -> tuple[int, int]:
+    """How many prompt tokens a step reads at most, and the bytes that it takes beside the KV.
+
+    Raises ValueError where there is not even room for a small step.
+    """
+    if shape.device.type != "cuda":
+        return PREFILL_CHUNK, 0
+    progress("kernels (compiled at the first start, for a minute)", 0, 0)
+    free = free_memory(shape.device)
+    try:
+        workspace = Workspace(model, shape, options.context or model.config.context_length)
+        chunk, nbytes = workspace.choose_chunk(free)
+        return chunk, max(nbytes, *(workspace.decode(s) for s in strategies.values()))
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"{human(free)} of the device's memory is left after the model, too little to read a "
+            "prompt: take a smaller model or quantisation, or a smaller -c"
+        ) from error
+
+
+def smaller_cache(
+    num_pages: int, context: int, shape: AttentionShape, options: EngineOptions, error: Exception
+) -> tuple[int, int, str]:
+    """What to try instead of a KV cache that could not be allocated: see memory.size_cache."""
+    torch.cuda.empty_cache()
+    num_pages = num_pages * 7 // 8
+    fits = (num_pages - 1) * shape.page_size
+    if fits < max(options.context, shape.page_size):
+        raise ValueError(
+            f"the KV cache of {context} tokens cannot be allocated ({str(error).splitlines()[0]}): "
+            "lower -c or --kv-memory, or end what else uses the device"
+        ) from error
+    context = min(context, fits)
+    note = "the device's memory was less than it said: the KV cache holds"
+    return num_pages, context, f"{note} {fits} tokens, and the context is {context}"
 
 
 def check_options(options: EngineOptions) -> None:

@@ -10,6 +10,7 @@ from .errors import ChatError
 
 _FORMAT = "pkvchat-chat-1"
 _ROLES = ("system", "user", "assistant")
+_OWN_ROLES = ("note", "cut", "summary")
 
 
 def export_chat(chat: Chat, path: Path) -> None:
@@ -33,7 +34,7 @@ def _markdown(chat: Chat) -> str:
     parts = [f"# {chat.name}\n"]
     if chat.system:
         parts.append(f"**System**\n\n{chat.system}\n")
-    names = {"user": "You", "assistant": "Assistant"}
+    names = {"user": "You", "assistant": "Assistant", "summary": "Summary of what is above"}
     parts += [f"**{names[m.role]}**\n\n{m.text}\n" for m in chat.messages if m.role in names]
     return "\n".join(parts)
 
@@ -91,7 +92,7 @@ def _message(entry: object, *, ours: bool) -> Message | None:
     if not isinstance(entry, dict):
         return None
     role, content = entry.get("role"), _content(entry.get("content"))
-    if content is None or (role not in _ROLES and not (ours and role in ("note", "cut"))):
+    if content is None or role not in (_ROLES + _OWN_ROLES if ours else _ROLES):
         return None
     versions = [Version(content, "stop" if role == "assistant" else "")]
     if ours:

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pkvchat.chats import Message
 from pkvchat.commands.chat import fork_at
 from pkvchat.commands.command import Command, CommandError
 from pkvchat.messages import Stop
@@ -64,20 +63,6 @@ def edit(app: ChatApp, _: str) -> None:
     app.composer.take(text)
 
 
-def drop(app: ChatApp, count: str) -> None:
-    """The model stops reading the older half of the turns, or COUNT of them; a line says so."""
-    messages = app.tab.chat.messages
-    prompts = [i for i, m in enumerate(messages) if m.role == "user"]
-    start = app.tab.chat.first_read()
-    read = [i for i in prompts if i >= start]
-    number = int(count) if count.isdecimal() else (len(read) + 1) // 2
-    if app.tab.busy or len(read) < 2 or not 0 < number < len(read):
-        raise CommandError("/drop needs a number of turns smaller than those the model reads")
-    line = f"the model no longer reads the {number} turns above"
-    messages.insert(read[number], Message.of("cut", line))
-    app.changed(app.tab)
-
-
 def raw(app: ChatApp, _: str) -> None:
     app.transcript.show_raw(not app.transcript.raw)
 
@@ -108,7 +93,6 @@ COMMANDS: tuple[Command[ChatApp], ...] = (
     Command("next_answer", "next answer", partial(show_version, 1), "alt+right"),
     Command("edit", "change a prompt and ask again, in a fork", edit, "alt+e", "edit"),
     Command("editor", "write the prompt in $EDITOR", editor, "ctrl+g", "editor"),
-    Command("drop", "let the model forget the oldest turns", drop, slash="drop", argument="COUNT"),
     Command("raw", "exact text or drawn Markdown", raw, "f6", "raw"),
     Command("thoughts", "show or fold reasoning", fold, "f7", "thoughts"),
 )

@@ -67,7 +67,8 @@ class Turn:
         self.lines = {
             "user": self._user,
             "note": self._note,
-            "cut": self._cut,
+            "cut": lambda: self._cut(self.message.text),
+            "summary": self._summary,
         }.get(message.role, self._assistant)()
         return True
 
@@ -113,8 +114,17 @@ class Turn:
             lines = [strip.apply_style(muted) for strip in self._plain(thought.strip())]
         return [*lines, _BLANK, *self._markdown.lines(answer)] if answer else lines
 
-    def _cut(self) -> list[Strip]:
-        text = f"── {one_line(self.message.text)} "
+    def _summary(self) -> list[Strip]:
+        if self.message.sums_up:
+            line = "the model reads on from this summary of what is above"
+        elif self.message.version.reason:
+            line = "no whole summary was written, so the model reads what is above"
+        else:
+            line = "the model sums up what is above"
+        return [*self._cut(line), *self._assistant()]
+
+    def _cut(self, what: str) -> list[Strip]:
+        text = f"── {one_line(what)} "
         return [_line(text.ljust(self.width, "─")[: self.width], self._palette.warning), _BLANK]
 
     def _note(self) -> list[Strip]:

@@ -5,7 +5,7 @@ by name and completes them. The others hold the commands that need no screen, al
 ``COMMANDS``; the app adds its own.
 """
 
-from . import answers, chat, engine, files
+from . import answers, chat, context, engine, files
 from .command import Command
 from .host import Host
 
@@ -13,5 +13,6 @@ COMMANDS: tuple[Command[Host], ...] = (
     *chat.COMMANDS,
     *answers.COMMANDS,
     *files.COMMANDS,
+    *context.COMMANDS,
     *engine.COMMANDS,
 )

@@ -10,6 +10,7 @@ from pkvchat.sampling import SamplingParams
 from pkvchat.settings import RULES
 
 from .command import Command, CommandError, one_of, paths
+from .context import context
 from .host import Host
 
 # Names that people know from llama.cpp and Ollama, for ours.
@@ -50,12 +51,6 @@ def model(host: Host, name: str) -> None:
 
 def _model_names(host: Host, start: str) -> list[str]:
     return [name for name in CATALOGUE if name.startswith(start)] or paths(host, start)
-
-
-def context(host: Host, tokens: str) -> None:
-    if not tokens.isdecimal():
-        raise CommandError("/context needs a number of tokens; 0 means the model's own limit")
-    host.restart(context=int(tokens))
 
 
 def set_parameter(host: Host, text: str) -> None:
@@ -141,7 +136,6 @@ def stats(host: Host, _: str) -> None:
 COMMANDS: tuple[Command[Host], ...] = (
     Command("policy", "choose the policy", policy, "f8", "policy", "NAME", _policy_names),
     Command("model", "go on with another model", model, "", "model", "NAME", _model_names),
-    Command("context", "restart with another context", context, slash="context", argument="N"),
     Command(
         "set",
         "set a sampling parameter",

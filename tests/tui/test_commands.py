@@ -13,7 +13,7 @@ import pytest
 from textual import events
 
 from pkvchat.chats import Chat
-from pkvchat.messages import Close, Delta, Finished, Fork, Ready, SetPolicy, Started
+from pkvchat.messages import Close, Delta, Finished, Fork, Ready, SetPolicy
 from pkvchat.store import ChatStore
 from pkvchat.tui import registry
 from pkvchat.tui.inspector import Inspector
@@ -389,34 +389,6 @@ async def test_the_inspector_shows_filters_and_saves_steps(
         assert "1 steps, sdpa, paused" in screen_text(app)
         await pilot.press("escape")
         assert len(app.screen_stack) == 1
-
-
-async def test_a_full_context_is_said_with_choices_and_a_cut_is_shown(
-    scripted: Make,
-    make_app: Make,
-    ready: Ready,
-    store: ChatStore,
-    send: Make,
-    settle: Make,
-    screen_text: Make,
-) -> None:
-    store.save(talk(), 0)
-    engine = scripted(
-        lambda s: [
-            Started(s.chat_id, 8000, 0),
-            Delta(s.chat_id, "cut sh", 192),
-            Finished(s.chat_id, "context", 8000, 192, 0.1, 1.0),
-        ]
-    )
-    app = make_app(engine, store)
-    async with app.run_test(size=(80, 50)) as pilot:
-        engine.say(ready)
-        await send(pilot, "three")
-        await settle(pilot, lambda: "the context is full" in screen_text(app))
-        assert "8,000 of 8,192 tokens" in screen_text(app)
-        await send(pilot, "/drop 2")
-        await settle(pilot, lambda: "no longer reads the 2 turns above" in screen_text(app))
-        assert [m.content for m in app.tab.chat.conversation()] == ["three", "cut sh"]
 
 
 async def test_reasoning_is_folded_until_asked_for(

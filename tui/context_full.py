@@ -1,0 +1,87 @@
+"""The question what to do about a chat that has filled its context."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Label, OptionList
+from textual.widgets.option_list import Option
+
+from pkvchat.commands.context import droppable
+from pkvchat.messages import Ready
+from pkvchat.open_chat import OpenChat
+
+
+class ContextFull(ModalScreen[tuple[str, str] | None]):
+    """Gives the command that was chosen and its argument, or None to leave all as it is."""
+
+    BINDINGS: ClassVar = [("escape", "dismiss(None)", "not now")]
+
+    def __init__(self, chat: OpenChat, ready: Ready) -> None:
+        super().__init__()
+        self._title = f"The context of {ready.context:,} tokens is full."
+        self._choices = [*_choices(chat, ready), _Choice("Not now", "nothing changes")]
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog"):
+            yield Label(Content(self._title))
+            yield OptionList(*(choice.option() for choice in self._choices))
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(self._choices[event.option_index].command)
+
+
+class _Choice:
+    """command None: nothing is done. possible: it can be chosen."""
+
+    def __init__(
+        self,
+        what: str,
+        means: str,
+        command: tuple[str, str] | None = None,
+        possible: bool = True,
+    ) -> None:
+        self.what, self.means = what, means
+        self.command, self.possible = command, possible
+
+    def option(self) -> Option:
+        text = Content.assemble(self.what, "\n  ", (self.means, "$text-muted"))
+        return Option(text, disabled=not self.possible)
+
+
+def _choices(chat: OpenChat, ready: Ready) -> list[_Choice]:
+    return [
+        _Choice(
+            "Go on from a summary, in a copy",
+            "the model sums up this chat, which stays as it is",
+            ("summarise", ""),
+        ),
+        _drop(droppable(chat)),
+        _raise(ready),
+    ]
+
+
+def _drop(turns: int) -> _Choice:
+    what = f"Drop the oldest {turns} turns" if turns != 1 else "Drop the oldest turn"
+    if not turns:
+        return _Choice("Drop the oldest turns", "there is only one", possible=False)
+    means = "they stay here, and a line says that the model no longer reads them"
+    return _Choice(what, means, ("drop", str(turns)))
+
+
+def _raise(ready: Ready) -> _Choice:
+    """Twice the context, or what the model and the memory allow of that."""
+    context = min(2 * ready.context, ready.model_context, ready.memory_context)
+    if context > ready.context:
+        means = "the engine starts again and reads the chats once more"
+        return _Choice(f"Raise the limit to {context:,} tokens", means, ("context", str(context)))
+    limits = {
+        "the model takes no more than": ready.model_context,
+        "there is memory for no more than": ready.memory_context,
+    }
+    why, tokens = min(limits.items(), key=lambda item: item[1])
+    return _Choice("Raise the limit", f"{why} {tokens:,} tokens", possible=False)
