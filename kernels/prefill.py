@@ -11,6 +11,7 @@ from .attend import attend
 from .batch import QUANT_MAX, AttentionShape, LayerSpec, PrefillChunk
 from .gather import Gather, Scratch
 from .kv import tokens_per_page
+from .merge import with_sinks
 from .tasks import Task
 
 
@@ -42,8 +43,10 @@ class PrefillAttention:
         by_head = (n, kv_layer.shape[2], num_qo_heads // kv_layer.shape[2], head_dim)
         queries, results = q.view(by_head).transpose(0, 1), out.view(by_head).transpose(0, 1)
         # One query head of each group at a time, so that no K or V is repeated.
-        for query, result in zip(queries.unbind(2), results.unbind(2), strict=True):
-            result.copy_(_causal(query[None].to(k.dtype), k, v, spec, keys.mask)[0])
+        for head in range(by_head[2]):
+            query = queries[None, :, :, head].to(k.dtype)
+            sinks = None if spec.sinks is None else spec.sinks.view(by_head[1:3])[:, head, None]
+            results[:, :, head].copy_(_causal(query, k, v, spec, keys.mask, sinks)[0])
 
     def _plan(self, q: torch.Tensor, kv_layer: torch.Tensor, window: int) -> _Keys:
         chunk, device = self.chunk, q.device
@@ -69,10 +72,18 @@ class PrefillAttention:
 
 
 def _causal(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: LayerSpec, mask: torch.Tensor | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    spec: LayerSpec,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """q: [1, H, n, d]; k, v: [1, H, keys, d]; mask None: the keys are the n rows' own."""
-    if not spec.softcap:
+    """q: [1, H, n, d]; k, v: [1, H, keys, d]; mask None: the keys are the n rows' own.
+
+    sinks: [H, 1] or None, in the place of spec's.
+    """
+    if not spec.softcap and sinks is None:
         mask = None if mask is None else mask.to(q.dtype)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=spec.scale
@@ -80,4 +91,4 @@ def _causal(
     if mask is None:
         n = q.shape[2]
         mask = torch.full((n, n), float("-inf"), device=q.device).triu_(1)
-    return attend(q, k, v, spec, mask)[0]
+    return with_sinks(*attend(q, k, v, spec, mask), sinks)

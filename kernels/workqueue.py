@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from .attend import attend
-from .batch import AttentionShape, DecodeBatch, LayerSpec
-from .gather import Gather, Scratch
-from .merge import merge_segments
+from .batch import DecodeBatch, LayerSpec
+from .gather import Gather
+from .merge import merge_segments, with_sinks
 from .tasks import workqueue_tasks
+from .torch_strategy import TorchStrategy
 
 
 @dataclass(frozen=True)
@@ -23,46 +24,31 @@ class _Queue:
 
     gather: Gather
     rows: torch.Tensor
+    batch_size: int
 
 
-class Workqueue:
+class Workqueue(TorchStrategy[_Queue]):
     """Best with many rows: the number of operations does not depend on the batch."""
 
     name = "workqueue"
-    capturable = False
 
-    def __init__(self, shape: AttentionShape) -> None:
-        self.shape = shape
-        self._scratch = Scratch()
-        self._batch: DecodeBatch | None = None
-        self._num_splits = 1
-        self._queues: dict[int, _Queue] = {}  # by window
-
-    def plan(self, batch: DecodeBatch, num_splits: int) -> None:
-        self._batch = batch
-        self._num_splits = num_splits
-        self._queues.clear()
-
-    def _build(self, batch: DecodeBatch, window: int) -> _Queue:
+    def _gather(self, batch: DecodeBatch, window: int) -> _Queue:
         shape, table = self.shape, batch.block_table
         tasks, _ = workqueue_tasks(batch.lengths, window, shape.page_size, self._num_splits)
         gather = Gather(shape, table, batch.lengths, tasks, self._scratch)
-        return _Queue(gather, torch.tensor([task.row for task in tasks], device=table.device))
+        rows = torch.tensor([task.row for task in tasks], device=table.device)
+        return _Queue(gather, rows, len(batch))
 
     def run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
     ) -> None:
-        shape, batch, window = self.shape, self._batch, spec.window
-        assert batch is not None, "plan() comes first"
-        if window not in self._queues:
-            self._queues[window] = self._build(batch, window)
-        queue = self._queues[window]
+        queue, shape = self._gathers_for(spec.window), self.shape
         k, v = queue.gather(kv_layer)
-        size = (len(batch), shape.num_kv_heads, shape.group_size, shape.head_dim)
+        size = (queue.batch_size, shape.num_kv_heads, shape.group_size, shape.head_dim)
         query, out = q.view(size).to(k.dtype), out.view(size)
-        if queue.gather.num_tasks == len(batch):
-            partial, _ = attend(query, k, v, spec, queue.gather.mask)
-            out.copy_(partial)
+        if queue.gather.num_tasks == queue.batch_size:
+            result, lse = attend(query, k, v, spec, queue.gather.mask)
         else:
-            partial, lse = attend(query[queue.rows], k, v, spec, queue.gather.mask)
-            out.copy_(merge_segments(partial, lse, queue.rows, len(batch)))
+            result, lse = attend(query[queue.rows], k, v, spec, queue.gather.mask)
+            result, lse = merge_segments(result, lse, queue.rows, queue.batch_size)
+        out.copy_(with_sinks(result, lse, self._sinks(spec)))

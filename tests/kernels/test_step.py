@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from pkvchat.kernels.batch import AttentionShape, DecodeBatch, LayerSpec, PrefillChunk
 from pkvchat.kernels.kv import allocate_kv, copy_pages, kv_rows, page_bytes, write_kv
@@ -46,7 +47,11 @@ def causal(q, k, v, spec):
     hidden = distance < 0
     if spec.window:
         hidden |= distance >= spec.window
-    return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(0, 1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if spec.sinks is not None:
+        sinks = spec.sinks.double()[:, None, None].expand(-1, len(hidden), 1)
+        scores, v = torch.cat((scores, sinks), 2), F.pad(v, (0, 0, 0, 1))
+    return (scores.softmax(-1) @ v).transpose(0, 1)
 
 
 SPECS = [
@@ -55,6 +60,8 @@ SPECS = [
     LayerSpec(0.125, window=1000),
     LayerSpec(0.125, softcap=4.0),
     LayerSpec(0.125, window=33, softcap=4.0),
+    LayerSpec(0.125, sinks=torch.linspace(-3, 5, 6)),
+    LayerSpec(0.125, 33, 4.0, torch.linspace(-3, 5, 6)),
 ]
 
 

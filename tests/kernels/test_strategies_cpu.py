@@ -40,14 +40,16 @@ lengths = st.lists(
     page=st.sampled_from([16, 32, 64]),
     window=st.sampled_from([0, 0, 1, 16, 33, 1000]),
     softcap=st.sampled_from([0.0, 0.0, 3.0]),
+    sinks=st.booleans(),
     num_splits=st.integers(1, 40),
     seed=st.integers(0, 1000),
 )
 def test_matches_fp64(
-    paged_problem, name, lengths, group, heads, dim, page, window, softcap, num_splits, seed
+    paged_problem, name, lengths, group, heads, dim, page, window, softcap, sinks, num_splits, seed
 ):
     problem = paged_problem(shape_of(group, heads, dim, page), lengths, seed)
-    check(problem, name, LayerSpec(dim**-0.5, window, softcap), num_splits)
+    scores = torch.linspace(-3, 5, group * heads) if sinks else None
+    check(problem, name, LayerSpec(dim**-0.5, window, softcap, scores), num_splits)
 
 
 @pytest.mark.parametrize("name", NAMES)

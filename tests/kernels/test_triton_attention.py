@@ -48,11 +48,15 @@ def check(problem, strategy, spec, num_splits=4):
         LayerSpec(0.125, window=40),
         LayerSpec(0.125, softcap=2.0),
         LayerSpec(0.125, window=17, softcap=30.0),
+        LayerSpec(0.125, sinks=torch.linspace(-3, 5, 8)),
+        LayerSpec(0.125, window=40, softcap=2.0, sinks=torch.full((8,), 100.0)),
     ],
     ids=str,
 )
 def test_ragged_rows(paged_problem, triton_device, cls, spec):
     problem = paged_problem(shape_of(triton_device), (1, 100, 32, 0, 16, 65, 0))
+    if spec.sinks is not None:
+        spec = dataclasses.replace(spec, sinks=spec.sinks.to(triton_device))
     check(problem, small(cls, problem.shape), spec)
 
 
