@@ -142,7 +142,7 @@ def _cuda_work(
 ) -> Work:
     heads, rows, total = shape.num_kv_heads, len(tiles), sum(tiles) * shape.num_kv_heads
     if strategy == "sdpa":
-        page_bytes = 2 * heads * shape.page_size * shape.head_dim * shape.dtype.itemsize
+        page_bytes = 2 * heads * shape.page_rows * shape.head_dim * shape.kv_dtype.itemsize
         hidden = _HIDDEN_BYTES // page_bytes
         path = -(-heads // workers) * sum(max(row, hidden) for row in tiles)
         return Work(rows, total, path, rows, 0, rows)

@@ -8,6 +8,7 @@ import torch
 
 from .batch import QUANT_MAX, SCALE_BYTES, AttentionShape
 
+_RANDOM_PAGES = 509  # a prime: pages that repeat are at no distance that an error would have
 MIN_MAGNITUDE = 1e-12  # a row of zeros has a scale, too
 
 
@@ -97,6 +98,18 @@ def dequantise(
     values = pages[..., : page_size * head_dim].unflatten(-1, (page_size, head_dim))
     scales = pages.view(torch.float32)[..., page_size * head_dim // SCALE_BYTES :][..., :page_size]
     return (values.float() * scales.unsqueeze(-1)).to(dtype)
+
+
+def fill_random(kv_layer: torch.Tensor) -> None:
+    """Write K/V like a model's, for measurements: zeros would hide wrong reads."""
+    page_size, (_, _, heads, _, head_dim) = tokens_per_page(kv_layer), kv_layer.shape
+    pages = kv_layer.view(torch.uint8)
+    first, *others = pages.split(_RANDOM_PAGES)
+    slots = torch.arange(len(first) * page_size, device=kv_layer.device)
+    k, v = torch.randn(2, len(slots), heads, head_dim, device=kv_layer.device).unbind()
+    write_kv(kv_layer, kv_rows(slots, kv_layer), k, v)
+    for part in others:
+        part.copy_(first[: len(part)])
 
 
 def copy_pages(kv_layers: Sequence[torch.Tensor], src: Sequence[int], dst: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ from .batch import AttentionShape, DecodeBatch, LayerSpec
 from .calibration import count_workers
 from .cost import split_choices, strategy_work
 from .graph_timing import captured, replay_us
-from .kv import page_bytes
+from .kv import allocate_kv, fill_random, page_bytes
 from .measure_costs import Case, Measured, random_batch
 from .norm import rms_norm
 from .registry import create_strategy
@@ -46,8 +46,8 @@ class CudaBench:
         free, _ = torch.cuda.mem_get_info(shape.device)
         page = page_bytes(1, shape)
         num_pages = min(_POOL_BYTES, free // 2) // page
-        size = (num_pages, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
-        self._pool = torch.empty(size, dtype=shape.dtype, device=shape.device).normal_()
+        (self._pool,) = allocate_kv(1, num_pages, shape)
+        fill_random(self._pool)
         self._batches: list[tuple[DecodeBatch, list[torch.Tensor]]] = []
         for lengths in _LENGTHS:
             pages = sum(-(-length // shape.page_size) for length in lengths) + 1

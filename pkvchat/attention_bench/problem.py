@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from pkvchat.kernels.batch import AttentionShape, DecodeBatch, LayerSpec
-from pkvchat.kernels.kv import allocate_kv, kv_rows, page_bytes, write_kv
+from pkvchat.kernels.kv import allocate_kv, fill_random, page_bytes
 
 from ..errors import ChatError
 from ..memory import free_memory, human
 
 _COLD_BYTES = {"cuda": 256 << 20, "cpu": 64 << 20}  # several times any L2, a core's caches
-_RANDOM_PAGES = 509  # a prime: pages that repeat are at no distance that an error would have
 
 
 class KvPool:
@@ -32,14 +31,7 @@ class KvPool:
                 "lower --max-active or --steps, or choose shorter lengths"
             )
         (self.pages,) = allocate_kv(1, num_pages, shape)
-        count = min(num_pages, _RANDOM_PAGES)
-        slots = torch.arange(count * shape.page_size, device=shape.device)
-        size = (len(slots), shape.num_kv_heads, shape.head_dim)
-        k, v = (torch.randn(size, device=shape.device).to(shape.dtype) for _ in range(2))
-        write_kv(self.pages, kv_rows(slots, self.pages), k, v)
-        whole = self.pages.view(torch.uint8)  # not every operation knows float8
-        for part in whole.split(count)[1:]:
-            part.copy_(whole[: len(part)])
+        fill_random(self.pages)
 
     def layers(self, num_pages: int, count: int) -> list[torch.Tensor]:
         """``count`` layers' KV of ``num_pages`` pages each."""
