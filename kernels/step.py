@@ -8,8 +8,9 @@ import torch
 
 from .batch import DecodeBatch, LayerSpec, PrefillChunk
 from .flashinfer_prefill import FlashInferPrefill
-from .kv import kv_rows, write_kv
+from .kv import kv_rows
 from .prefill import PrefillAttention
+from .qkv import HeadNorm, Rotation, store_qkv
 from .strategy import Strategy
 
 
@@ -42,11 +43,18 @@ class StepAttention:
             self.paged.plan(prefill)
 
     def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        rotation: Rotation | None,
+        norm: HeadNorm | None,
     ) -> torch.Tensor:
-        """q: [N, num_qo_heads, head_dim]; k, v: [N, num_kv_heads, head_dim]; returns q's shape."""
+        """qkv: [N, num_qo_heads + 2 * num_kv_heads, head_dim]; rotation, norm: see ``qkv``.
+
+        Returns [N, num_qo_heads, head_dim].
+        """
         kv_layer, spec = self.kv_layers[layer], self.layer_specs[layer]
-        write_kv(kv_layer, self.rows, k, v)
+        q = store_qkv(qkv, rotation, norm, kv_layer, self.rows)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         row = self.num_decode
         if self.strategy is not None and row:

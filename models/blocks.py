@@ -5,21 +5,18 @@ from __future__ import annotations
 import torch
 
 from pkvchat.kernels.activation import gated
-from pkvchat.kernels.norm import rms_norm
-from pkvchat.kernels.rope import apply_rope
+from pkvchat.kernels.qkv import HeadNorm, Rotation
 
 from .causal_lm import Attend
 from .config import ExpertConfig, ModelConfig
 from .weight_plan import WeightPlan
-
-Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin, each [N, rotary_dim / 2]
 
 
 class Attention:
     """Grouped-query attention; Q, K and V come from one product."""
 
     def __init__(self, layer: int, config: ModelConfig, weights: WeightPlan) -> None:
-        self.layer, self.config = layer, config
+        self.layer, self.head_dim = layer, config.head_dim
         name, hidden = f"blk.{layer}.attn", config.hidden_size
         qkv = {f"{name}_q": config.q_size, f"{name}_k": config.kv_size, f"{name}_v": config.kv_size}
         if config.fused_weights:
@@ -28,23 +25,17 @@ class Attention:
         self.output = weights.linear(
             {f"{name}_output": hidden}, config.q_size, bias=config.output_bias
         )
+        self.norm: HeadNorm | None = None
         if config.qk_norm:
-            self.q_norm = weights.vector(f"{name}_q_norm.weight", config.head_dim)
-            self.k_norm = weights.vector(f"{name}_k_norm.weight", config.head_dim)
+            q_norm, k_norm = (
+                weights.vector(f"{name}_{part}_norm.weight", config.head_dim) for part in "qk"
+            )
+            self.norm = HeadNorm(q_norm, k_norm, config.rms_norm_eps)
 
     def __call__(self, x: torch.Tensor, rotation: Rotation | None, attend: Attend) -> torch.Tensor:
         """x: [N, hidden_size], normed; rotation: None for a layer without rope."""
-        config, heads = self.config, self.config.num_qo_heads
-        qkv = self.qkv(x).view(x.shape[0], -1, config.head_dim)
-        # Q and K lie side by side, so that one call rotates both.
-        qk, v = qkv[:, : -config.num_kv_heads], qkv[:, -config.num_kv_heads :]
-        if config.qk_norm:
-            q = rms_norm(qk[:, :heads], self.q_norm, config.rms_norm_eps)
-            k = rms_norm(qk[:, heads:], self.k_norm, config.rms_norm_eps)
-            qk = torch.cat((q, k), dim=1)
-        if rotation is not None:
-            qk = apply_rope(qk, *rotation)
-        attended = attend(self.layer, qk[:, :heads], qk[:, heads:], v)
+        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        attended = attend(self.layer, qkv, rotation, self.norm)
         return self.output(attended.reshape(x.shape[0], -1))
 
 

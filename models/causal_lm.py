@@ -7,19 +7,24 @@ from typing import Protocol
 import torch
 
 from pkvchat.kernels.batch import LayerSpec
+from pkvchat.kernels.qkv import HeadNorm, Rotation
 
 from .config import ModelConfig
 
 
 class Attend(Protocol):
-    """Writes this layer's new K/V into the cache and attends.
+    """Norms and rotates Q and K, writes this layer's new K/V into the cache and attends.
 
-    q: [N, num_qo_heads, head_dim], k, v: [N, num_kv_heads, head_dim], rope applied;
-    returns [N, num_qo_heads, head_dim].
+    qkv: [N, num_qo_heads + 2 * num_kv_heads, head_dim]; rotation, norm: see kernels' ``qkv``, None
+    for a layer without; returns [N, num_qo_heads, head_dim].
     """
 
     def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        rotation: Rotation | None,
+        norm: HeadNorm | None,
     ) -> torch.Tensor: ...
 
 

@@ -13,6 +13,8 @@ from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.kv import allocate_kv, kv_rows
 from pkvchat.kernels.kv_triton import write_kv_triton
 from pkvchat.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
+from pkvchat.kernels.qkv import HeadNorm, split_qkv
+from pkvchat.kernels.qkv_triton import store_qkv_triton
 from pkvchat.kernels.rope_triton import apply_rope_triton
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3}
@@ -89,3 +91,28 @@ def test_gated_activations(triton_device, dtype, width):
     assert_close(gated_triton(gate_up, "silu"), F.silu(gate) * up, dtype)
     gelu = F.gelu(gate, approximate="tanh") * up
     assert_close(gated_triton(gate_up, "gelu_tanh"), gelu, dtype)
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(("head_dim", "half"), [(64, 32), (80, 40), (96, 16), (64, 0)])
+def test_store_qkv(triton_device, head_dim, half, normed):
+    """The whole step in one kernel; every slot but its own keeps what it has."""
+    shape = AttentionShape(9, 3, head_dim, 16, torch.float16, triton_device)
+    (kv,) = allocate_kv(1, 4, shape)
+    kv.fill_(float("nan"))
+    qkv = random(triton_device, torch.float32, 3, 17, head_dim)[:, 1:16]
+    slots = torch.tensor([17, 63, 5], device=triton_device)
+    angle = torch.rand(3, half, device=triton_device) * 6
+    rotation = (angle.cos(), angle.sin()) if half else None
+    norm = None
+    if normed:
+        norm = HeadNorm(*random(triton_device, torch.float32, 2, head_dim), eps=1e-5)
+    q = store_qkv_triton(qkv, rotation, norm, kv, kv_rows(slots, kv))
+    wide_norm = norm and HeadNorm(norm.q.double().cpu(), norm.k.double().cpu(), 1e-5)
+    wide = rotation and tuple(part.double().cpu() for part in rotation)
+    expected, k, v = split_qkv(qkv.double().cpu(), 3, wide, wide_norm)
+    torch.testing.assert_close(q.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    for token, slot in enumerate(slots.tolist()):
+        for stored, given in zip(kv[slot // 16, :, :, slot % 16], (k, v), strict=True):
+            assert_close(stored.cpu(), given[token], torch.float16)
+    assert kv.isnan().sum() == kv.numel() - 3 * 2 * 3 * head_dim

@@ -75,7 +75,8 @@ def test_chunked_prefill_equals_whole(spec, cuts):
         end = start + n
         chunk = PrefillChunk(pages[: -(-end // 16)], end, n)
         attend = StepAttention(kv_layers, [spec], slots_of(pages, start, end), None, None, [chunk])
-        outs.append(attend(0, q[start:end], k[start:end], v[start:end]))
+        qkv = torch.cat((q, k, v), dim=1)[start:end]
+        outs.append(attend(0, qkv, None, None))
         start = end
     assert (torch.cat(outs).double() - causal(q, k, v, spec)).abs().max() < 1e-5
 
@@ -107,7 +108,8 @@ def test_one_step_decodes_two_rows_and_reads_two_chunks(name, spec):
         torch.cat([d[i][-new:] for d, new in zip(data, news, strict=True)]) for i in (0, 1, 2)
     )
     expected = [causal(*d, spec)[-new:] for d, new in zip(data, news, strict=True)]
-    assert (attend(0, q, k, v).double() - torch.cat(expected)).abs().max() < 1e-5
+    out = attend(0, torch.cat((q, k, v), dim=1), None, None)
+    assert (out.double() - torch.cat(expected)).abs().max() < 1e-5
 
 
 def test_write_kv_touches_only_its_slots():

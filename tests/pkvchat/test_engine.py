@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pkvchat.engine import Engine, RequestRefused
+from pkvchat.kernels.qkv import HeadNorm, Rotation, split_qkv
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.sampling import SamplingParams
 
@@ -42,7 +43,10 @@ def answer(engine: Engine, prompt: list[int], params: SamplingParams = GREEDY) -
 def expected(model: CausalLM) -> dict[str, list[int]]:
     """Greedy tokens by plain causal attention over the whole text, without a cache."""
 
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        layer: int, qkv: torch.Tensor, rotation: Rotation | None, norm: HeadNorm | None
+    ) -> torch.Tensor:
+        q, k, v = split_qkv(qkv, model.config.num_kv_heads, rotation, norm)
         group = q.shape[1] // k.shape[1]
         q, k, v = (
             x.transpose(0, 1)
