@@ -22,7 +22,7 @@ EXPECTED = json.loads((Path(__file__).parent / "greedy.json").read_text())[RAINB
 EXACT = ("--temp", 0, "--dtype", "f32")  # other types may break near ties the other way
 STEP_KEYS = (
     "step, strategy, reason, batch, seq_lens, num_splits, predicted_us, step_ms, tokens_per_s, "
-    "pages_used, pages_total"
+    "pages_used, pages_total, pages_shared, idle_ms"
 )
 
 

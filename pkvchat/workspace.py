@@ -1,0 +1,75 @@
+"""What a model's steps take of a device beside weights and KV: measured, by running some.
+
+It also compiles most of the kernels that a first answer would otherwise wait for.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pkvchat.kernels.batch import AttentionShape, DecodeBatch, PrefillChunk
+from pkvchat.kernels.kv import allocate_kv
+from pkvchat.kernels.step import StepAttention
+from pkvchat.kernels.strategy import Strategy
+from pkvchat.models.causal_lm import CausalLM
+
+CHUNKS = (4096, 2048, 1024, 512, 256, 128)  # prompt tokens in a step, the most to choose first
+CHUNK_PART = 10  # of the free memory, that reading one may take
+
+
+class Workspace:
+    """Runs steps whose KV all lies in one page, on CUDA. What they compute means nothing."""
+
+    def __init__(self, model: CausalLM, shape: AttentionShape, context: int) -> None:
+        self.model, self.shape, self.context = model, shape, context
+        self._kv_layers = allocate_kv(model.config.num_layers, 1, shape)
+
+    def choose_chunk(self, free: int) -> tuple[int, int]:
+        """The largest of CHUNKS that leaves enough of ``free`` bytes, and the bytes that it takes.
+
+        Two small ones are run, and tell what a token takes. Raises torch.OutOfMemoryError.
+        """
+        small, large = CHUNKS[-1], CHUNKS[-2]
+        base = self.prefill(small)
+        per_token = max(0, self.prefill(large) - base) / (large - small)
+        for chunk in CHUNKS:
+            nbytes = int(base + per_token * (chunk - small))
+            if nbytes <= free // CHUNK_PART or chunk == small:
+                break
+        return chunk, nbytes
+
+    def prefill(self, num_tokens: int) -> int:
+        """Bytes that the last chunk of a full context takes at most."""
+        num_tokens = min(num_tokens, self.context)
+        pages = self._zeros(-(-self.context // self.shape.page_size), torch.int32)
+        chunk = PrefillChunk(pages, self.context, num_tokens)
+        return self._run(num_tokens, None, None, [chunk])
+
+    def decode(self, strategy: Strategy) -> int:
+        """Bytes that a step of one row takes at most."""
+        one = self._zeros(1, torch.int32) + 1
+        batch = DecodeBatch(self._zeros(1, torch.int32)[None], one, self._zeros(1), (1,))
+        strategy.plan(batch, 1)
+        return self._run(1, batch, strategy, [])
+
+    @torch.inference_mode()
+    def _run(
+        self,
+        num_tokens: int,
+        decode: DecodeBatch | None,
+        strategy: Strategy | None,
+        chunks: list[PrefillChunk],
+    ) -> int:
+        device = self.shape.device
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        ids, last = self._zeros(num_tokens), self._zeros(1)
+        attend = StepAttention(
+            self._kv_layers, self.model.layer_specs, ids, decode, strategy, chunks
+        )
+        self.model.forward(ids, ids, attend, last)
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+
+    def _zeros(self, count: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.zeros(count, dtype=dtype, device=self.shape.device)
