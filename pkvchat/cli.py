@@ -242,6 +242,9 @@ def _parser() -> argparse.ArgumentParser:
         "-sys", "--system-prompt", metavar="TEXT", type=_text, help="what the model is told first"
     )
     parser.add_argument("--no-tui", action="store_true", help="plain lines, even in a terminal")
+    parser.add_argument(
+        "--no-mouse", dest="mouse", action="store_false", help="leave the mouse to the terminal"
+    )
     parser.add_argument("--version", action="version", version=f"pkvchat {__version__}")
     parser.add_argument(
         "--steps", dest="steps_path", metavar="FILE", help="log each decode step as a line of JSON"

@@ -39,12 +39,17 @@ else:
 
 @dataclass(frozen=True)
 class Settings:
-    """keys: the app's actions, each with the key a person wants for it."""
+    """keys: the app's commands, each with the key a person wants for it.
+
+    mouse: whether the app listens to it, or leaves it to the terminal. panel: shown at the start.
+    """
 
     engine: EngineOptions = field(default_factory=EngineOptions)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     system_prompt: str = ""
     theme: str = ""
+    mouse: bool = True
+    panel: bool = True
     keys: dict[str, str] = field(default_factory=dict)
 
     def with_values(self, values: Mapping[str, Any]) -> Settings:
@@ -65,7 +70,7 @@ class Settings:
 class Rule:
     """What one value must be. ``expects`` completes "must be ..."."""
 
-    kind: type[int] | type[float] | type[str]
+    kind: type[int] | type[float] | type[str] | type[bool]
     expects: str
     holds: Callable[[Any], bool] = lambda _: True
 
@@ -115,7 +120,17 @@ def _choice(*names: str) -> Rule:
     return Rule(str, f"one of {', '.join(names)}", lambda v: v in names)
 
 
+class SwitchRule(Rule):
+    """On or off."""
+
+    def parse(self, text: str) -> bool:
+        if text not in ("true", "false", "on", "off"):
+            raise ValueError(f"must be {self.expects}")
+        return text in ("true", "on")
+
+
 _TEXT = Rule(str, "text")
+_SWITCH = SwitchRule(bool, "true or false")
 
 RULES: dict[str, Rule] = {
     "model": Rule(str, "a model's name or path", bool),
@@ -141,6 +156,8 @@ RULES: dict[str, Rule] = {
     "max_tokens": Rule(int, "a whole number of at least 1, or -1", lambda v: v >= 1 or v == -1),
     "system_prompt": _TEXT,
     "theme": _TEXT,
+    "mouse": _SWITCH,
+    "panel": _SWITCH,
 }
 _SAMPLING = {f.name for f in fields(SamplingParams)}
 
@@ -176,6 +193,36 @@ def load_settings(path: Path | None = None) -> Settings:
         for action, key in keys.items()
     }
     return Settings().with_values(values)
+
+
+def save_settings(changes: Mapping[str, Any], path: Path | None = None) -> Path:
+    """Write ``changes``, checked values by field name, into the settings file and return its path.
+
+    All else in it stays, comments and order too. None takes a value out. Raises ChatError.
+    """
+    import tomlkit  # too slow for every start
+    from tomlkit.exceptions import TOMLKitError
+
+    path = (path or settings_path()).resolve()  # a link stays one
+    try:
+        document = tomlkit.parse(path.read_text(encoding="utf-8") if path.exists() else "")
+        for name, value in changes.items():
+            table: Any = document
+            if name in _SAMPLING:
+                table = document.setdefault("sampling", tomlkit.table())
+            if value is None:
+                table.pop(name, None)
+            else:
+                table[name] = value
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(".new")
+        new.write_text(tomlkit.dumps(document), encoding="utf-8")
+        new.replace(path)  # at once: a full disk leaves the old file whole
+    except OSError as error:
+        raise ChatError(f"cannot write the settings file {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, TOMLKitError) as error:
+        raise ChatError(f"{path} is not valid TOML ({error}), so it is left as it is") from error
+    return path
 
 
 def _table(path: Path, name: str, value: object) -> dict[str, object]:

@@ -76,7 +76,8 @@ class ChatApp(App[int]):
         self.closed: list[Chat] = []
         self.tabs = self.saver.saved_tabs() or [self.fresh_tab()]
         self.active = 0
-        self.panel_wanted = True
+        self.panel_wanted = settings.panel
+        self.mouse = settings.mouse
         self.quit_until = 0.0
         palette = Palette.of(self.current_theme)
         self.strip = TabStrip(palette)
@@ -260,6 +261,10 @@ class ChatApp(App[int]):
 
     # --- what a person does -------------------------------------------------------------------
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Shift+Tab goes back through a form's fields."""
+        return not (parameters == ("browse",) and len(self.screen_stack) > 1)
+
     def action_command(self, name: str) -> None:
         self.command(name)
 
@@ -395,7 +400,7 @@ def run(options: EngineOptions, params: SamplingParams, settings: Settings) -> i
     client.start()  # before Textual takes standard error, which multiprocessing passes on
     if note:
         app.call_later(app.notify, note, severity="warning", markup=False, timeout=10)
-    app.run()
+    app.run(mouse=settings.mouse)
     return app.return_code or 0
 
 

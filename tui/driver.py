@@ -1,4 +1,4 @@
-"""Input from the terminal, also where it is not what it should be."""
+"""Input from the terminal: the mouse or not, and what is not as it should be."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from textual.drivers.linux_driver import LinuxDriver
 class Utf8Driver(LinuxDriver):
     """Leaves out what is read together with bytes that are not UTF-8, and says so; Textual's own
     driver ends the app."""
+
+    def set_mouse(self, on: bool) -> None:
+        """Listen to the mouse, or leave it to the terminal's own selecting and copying."""
+        self._mouse = True  # or the two do nothing
+        if on:
+            self._enable_mouse_support()
+        else:
+            self._disable_mouse_support()
+        self._mouse = on
 
     def run_input_thread(self) -> None:
         while True:

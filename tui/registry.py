@@ -13,7 +13,7 @@ from pkvchat.commands.host import Host
 from pkvchat.commands.registry import Registry
 from pkvchat.errors import UsageError
 
-from . import answer_commands, chat_commands, view_commands
+from . import answer_commands, chat_commands, settings_commands, view_commands
 
 if TYPE_CHECKING:
     from .app import ChatApp
@@ -38,6 +38,7 @@ COMMANDS: Registry[ChatApp] = Registry(
         *map(_for_app, SHARED),
         *answer_commands.COMMANDS,
         *view_commands.COMMANDS,
+        *settings_commands.COMMANDS,
     ]
 )
 

@@ -10,6 +10,7 @@ from textual.theme import BUILTIN_THEMES
 
 from pkvchat.commands.command import Command, CommandError, one_of
 
+from .driver import Utf8Driver
 from .inspector import Inspector
 from .palette import CALM_DARK, CALM_LIGHT, THEME_NAMES
 from .providers import CommandProvider
@@ -37,6 +38,18 @@ def theme(app: ChatApp, name: str) -> None:
 def panel(app: ChatApp, _: str) -> None:
     app.panel_wanted = not app.panel_wanted
     app.lay_out()
+
+
+def mouse(app: ChatApp, _: str) -> None:
+    set_mouse(app, not app.mouse)
+    now = "is the app's" if app.mouse else "is the terminal's: it selects and copies as elsewhere"
+    app.notify(f"The mouse {now}.")
+
+
+def set_mouse(app: ChatApp, on: bool) -> None:
+    app.mouse = on
+    if isinstance(app._driver, Utf8Driver):
+        app._driver.set_mouse(on)
 
 
 def show_palette(app: ChatApp, _: str) -> None:
@@ -69,5 +82,6 @@ COMMANDS: tuple[Command[ChatApp], ...] = (
     Command("toggle_panel", "show or hide the panel", panel, "f3", "panel"),
     Command("inspect", "look into the decode steps", inspect, "f4", "inspect"),
     Command("theme", "choose the theme", theme, "", "theme", "NAME", one_of(theme_names())),
+    Command("mouse", "mouse for the app or the terminal", mouse, slash="mouse"),
     Command("interrupt", "copy, stop, clear; twice: quit", interrupt, "ctrl+c"),
 )

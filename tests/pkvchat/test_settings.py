@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pkvchat.errors import ChatError, UsageError
 from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
-from pkvchat.settings import RULES, Settings, load_settings
+from pkvchat.settings import RULES, Settings, load_settings, save_settings
 
 WHOLE_FILE = """
 model = "some-model"
@@ -25,6 +25,8 @@ policy = "forced-sdpa"
 threads = 1
 system_prompt = "Be brief."
 theme = "nord"
+mouse = false
+panel = false
 
 [sampling]
 temperature = 0
@@ -66,6 +68,8 @@ def test_every_value_arrives(tmp_path):
         sampling=SamplingParams(0.0, 20, 0.9, 0.1, 1.1, -1, 7, 100),
         system_prompt="Be brief.",
         theme="nord",
+        mouse=False,
+        panel=False,
         keys={"new_chat": "ctrl+n"},
     )
 
@@ -84,7 +88,7 @@ def test_flags_beat_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("modle = 'x'", "unknown key modle; the file may have context, device,"),
+        ("modle = 'x'", "unknown key modle; the file may have "),
         ("temperature = 1", "unknown key temperature"),
         ("[sampling]\ntemp = 1", "unknown key sampling.temp; [sampling] may have max_tokens,"),
         ("[sampling]\nmodel = 'x'", "unknown key sampling.model"),
@@ -103,6 +107,7 @@ def test_flags_beat_the_file(tmp_path):
         ("[sampling]\ntop_p = 1.5", "sampling.top_p = 1.5 must be a number from 0 to 1"),
         ("[sampling]\nrepeat_penalty = 0", "sampling.repeat_penalty = 0 must be a number above 0"),
         ("sampling = 1", "sampling = 1 must be a table, written as [sampling]"),
+        ("mouse = 'off'", "mouse = 'off' must be true or false"),
         ("[keys]\nnew_chat = 5", "keys.new_chat = 5 must be a key"),
         ("model = ", "is not valid TOML"),
     ],
@@ -120,6 +125,60 @@ def test_a_file_that_is_not_utf8(tmp_path):
     path.write_bytes(b"theme = 'caf\xe9'")
     with pytest.raises(UsageError, match="byte 12 is not UTF-8"):
         load_settings(path)
+
+
+CHANGES = st.dictionaries(
+    st.sampled_from(["theme", "system_prompt", "mouse", "policy", "temperature", "top_k", "seed"]),
+    st.integers(0, 9),
+)
+
+
+def changed(name, number):
+    """A valid value for the setting ``name``, or None."""
+    if number == 9:
+        return None
+    return {
+        "mouse": number % 2 == 0,
+        "temperature": number / 2,
+        "top_k": number,
+        "seed": number,
+    }.get(name, f'a "quoted"\n[text] {number} é')
+
+
+@given(st.sampled_from(["", "[keys]\nquit = 'f12'\n", WHOLE_FILE]), st.lists(CHANGES, max_size=4))
+def test_what_is_saved_is_loaded_and_the_rest_stays(tmp_path_factory, before, runs):
+    path = write(tmp_path_factory.mktemp("settings"), f"# mine\n{before}# end\n")
+    wanted = load_settings(path)
+    for changes in runs:
+        values = {name: changed(name, number) for name, number in changes.items()}
+        save_settings(values, path)
+        defaults = {**vars(EngineOptions()), **vars(SamplingParams()), **vars(Settings())}
+        wanted = wanted.with_values(
+            {n: defaults[n] if value is None else value for n, value in values.items()}
+        )
+        assert load_settings(path) == wanted
+    lines = path.read_text().splitlines()
+    assert lines[0] == "# mine"
+    assert "# end" in lines
+
+
+def test_settings_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ChatError, match="cannot write the settings file"):
+        save_settings({"theme": "light"}, tmp_path / "file" / "config.toml")
+    path = write(tmp_path, "theme = ")
+    with pytest.raises(ChatError, match="is not valid TOML"):
+        save_settings({"theme": "light"}, path)
+    assert path.read_text() == "theme = "
+
+
+def test_a_first_setting_makes_the_file_and_a_link_stays_one(tmp_path):
+    path = tmp_path / "config" / "config.toml"
+    assert save_settings({"top_k": 3}, path) == path
+    (tmp_path / "link.toml").symlink_to(path)
+    save_settings({"theme": "light"}, tmp_path / "link.toml")
+    assert (tmp_path / "link.toml").is_symlink()
+    assert load_settings(path) == Settings(sampling=SamplingParams(top_k=3), theme="light")
 
 
 @pytest.mark.parametrize("below", ["", "config.toml"])
