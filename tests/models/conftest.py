@@ -45,12 +45,22 @@ def load_f32(path: Path, context: int = 0) -> CausalLM:
 
 
 def run(
-    model: CausalLM, ids: Sequence[int], chunks: Sequence[int], strategy: str = "sdpa"
+    model: CausalLM,
+    ids: Sequence[int],
+    chunks: Sequence[int],
+    strategy: str = "sdpa",
+    kv_dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Logits [len(ids), vocab_size]: prefill in ``chunks``, then decode what is left one by one."""
     config, n = model.config, len(ids)
     shape = AttentionShape(
-        config.num_qo_heads, config.num_kv_heads, config.head_dim, PAGE_SIZE, torch.float32, CPU
+        config.num_qo_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        PAGE_SIZE,
+        torch.float32,
+        CPU,
+        kv_dtype,
     )
     num_pages = -(-n // PAGE_SIZE)
     kv_layers = allocate_kv(config.num_layers, num_pages + 1, shape)

@@ -66,3 +66,18 @@ def test_greedy_answer(default_gguf: Path, helpers: Any, types: LinearTypes | No
     assert loaded.notes == ()
     assert [loaded.tokenizer.decode([i]) for i in loaded.stop_ids] == [""]
     assert loaded.stop_ids == {loaded.tokenizer.specials["<|im_end|>"]}
+
+
+def test_quantised_kv_stays_close(
+    default_gguf: Path, default_model: CausalLM, helpers: Any
+) -> None:
+    """A prompt in one chunk, then a few tokens one by one, as in exact arithmetic."""
+    loaded = load_model(str(default_gguf), device=torch.device("cpu"))
+    text = (Path(__file__).parent / "nasty.txt").read_text(encoding="utf-8")
+    ids, chunks = loaded.tokenizer.encode(text)[:120], [112]
+    exact = helpers.run(default_model, ids, chunks, "split").log_softmax(-1)
+    for kv_dtype, most in ((torch.float8_e4m3fn, 0.02), (torch.int8, 0.005)):
+        close = helpers.run(default_model, ids, chunks, "split", kv_dtype).log_softmax(-1)
+        divergence = (exact.exp() * (exact - close)).sum(-1)  # Kullback-Leibler, in nats
+        assert divergence.mean() < most
+        assert (exact.argmax(-1) == close.argmax(-1)).float().mean() > 0.9
