@@ -33,7 +33,6 @@ from .trace_file import read_trace
 from .traces import PAPER_SETTINGS, Setting, make_requests, setting
 
 _GRID_BYTES = {"cuda": 4 << 30, "cpu": 128 << 20}  # of one layer's KV, at most
-_MAX_BATCH = 1024
 
 Heads = tuple[int, int]
 
@@ -192,11 +191,12 @@ class AttentionBench:
         """Raises ChatError where an engine is wrong, or there is no memory."""
         shape = _shape(self.options, heads, self.device)
         roster = Roster(self.options.engines, shape, self.calibrator)
-        self._note(f"{name}: {why}" for name, why in roster.missing.items())
+        self._note([f"{name}: {why}" for name, why in roster.missing.items()])
+        self._note(self.calibrator.notes)
         one_page = page_bytes(1, shape)
         pages = [pool_pages(case, one_page, shape.page_size, self.device) for case in cases]
         pages += [
-            each.num_pages * each.cold_layers(one_page, shape.page_size, self.device)
+            each.num_pages * each.pool_layers(one_page, shape.page_size, self.device)
             for each in workloads
         ]
         pool = KvPool(shape, max(pages))
@@ -205,7 +205,7 @@ class AttentionBench:
         traces, counters = self._traces(workloads, pool, roster, floor)
         return traces, measured, counters
 
-    def _note(self, lines: Iterator[str]) -> None:
+    def _note(self, lines: Sequence[str]) -> None:
         self.notes.extend(line for line in lines if line not in self.notes)
 
     def _cases(

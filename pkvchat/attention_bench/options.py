@@ -98,14 +98,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    traces = group.add_mutually_exclusive_group()
+    traces.add_argument(
         "--trace",
         dest="traces",
         metavar="NAME,...",
         type=_names(TRACES),
         help=f"serve the paper's traces: {', '.join(TRACES)}",
     )
-    group.add_argument(
+    traces.add_argument(
         "--trace-file",
         metavar="FILE",
         type=Path,
@@ -127,7 +128,7 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
     ):
         group.add_argument(flag, dest=dest, metavar="N,...", type=_counts, help=text)
     group.add_argument(
-        "--max-active", metavar="N", type=_count, help="requests decoded at once [the paper's]"
+        "--max-active", metavar="N", type=_rows, help="requests decoded at once [the paper's]"
     )
     group.add_argument(
         "--seeds", metavar="N,...", type=_tuple(Rule(int, "whole numbers")), help="of the traces"
@@ -216,6 +217,7 @@ def check_outputs(output_file: Path | None, plot: Path | None) -> None:
 
 _COUNT = Rule(int, "a whole number of at least 1", lambda n: n >= 1)
 _count = by_rule(_COUNT)
+_rows = by_rule(Rule(int, "a whole number from 1 to 1024", lambda n: 1 <= n <= 1024))
 
 
 def _tuple(rule: Rule) -> Any:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ChatError
 
@@ -120,17 +120,7 @@ def read_results(path: Path) -> Results:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["version"] != VERSION:
             raise ValueError(f"version {data['version']!r}, not {VERSION}")
-        return Results(
-            dict(data["about"]),
-            int(data["layers"]),
-            [_case(row) for row in data["cases"]],
-            [_trace(row) for row in data["traces"]],
-            {
-                label: {name: Counters(**each) for name, each in engines.items()}
-                for label, engines in data["counters"].items()
-            },
-            [str(note) for note in data["notes"]],
-        )
+        return _results(data)
     except OSError as error:
         raise ChatError(f"cannot read the results file {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -139,18 +129,56 @@ def read_results(path: Path) -> Results:
         ) from error
 
 
+def _results(data: Mapping[str, Any]) -> Results:
+    about = dict(data["about"])
+    for name, kind in (("device", str), ("versions", dict), ("date", str), ("shape", str)):
+        _check(name, about[name], kind)
+    _check("command", about["command"], str)
+    counters = {
+        label: {name: Counters(**each) for name, each in engines.items()}
+        for label, engines in data["counters"].items()
+    }
+    return Results(
+        about,
+        _check("layers", data["layers"], int),
+        [_case(row) for row in data["cases"]],
+        [_trace(row) for row in data["traces"]],
+        counters,
+        [_check("note", note, str) for note in data["notes"]],
+    )
+
+
 def _case(row: Mapping[str, Any]) -> CaseResult:
     values = dict(row)
     values["heads"] = tuple(values["heads"])
-    values["times"] = {name: Timing(**timing) for name, timing in values["times"].items()}
+    values["times"] = {name: _numbers(Timing, each) for name, each in values["times"].items()}
+    for name in ("kv_bytes", "floor_us"):
+        _check(name, values[name], float)
     return CaseResult(**values)
 
 
 def _trace(row: Mapping[str, Any]) -> TraceResult:
     values = dict(row)
     for protocol in ("calls", "model"):
-        values[protocol] = {name: Elapsed(**e) for name, e in values[protocol].items()}
+        times = values[protocol].items()
+        values[protocol] = {name: _numbers(Elapsed, each) for name, each in times}
+    for name in ("max_active", "steps", "tokens", "kv_bytes", "floor_us", "layers"):
+        _check(name, values[name], float)
     return TraceResult(**values)
+
+
+Row = TypeVar("Row")
+
+
+def _numbers(cls: type[Row], values: Mapping[str, Any]) -> Row:
+    return cls(**{name: _check(name, value, float) for name, value in values.items()})
+
+
+def _check(name: str, value: Any, kind: type) -> Any:
+    """``value``, where it is of its kind; a float may be whole."""
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise TypeError(f"{name} {value!r:.40}")
+    return value
 
 
 def _rounded(value: Any) -> Any:

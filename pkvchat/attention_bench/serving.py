@@ -35,6 +35,8 @@ from .traces import Request, Step, place_pages, schedule
 
 _CYCLES_PER_US = 2000  # of the device's clock, at most
 _LEAD_US = 300.0  # by which the host should be ahead
+_POOL_BYTES = {"cuda": 16 << 30, "cpu": 512 << 20}
+_MAX_LAYERS = 64
 
 Progress = Callable[[str, int, int], None]
 
@@ -56,9 +58,12 @@ class Workload:
         seed = "" if self.seed is None else f", seed {self.seed}"
         return f"{self.name} B{self.max_active}{seed}"
 
-    def cold_layers(self, bytes_per_page: int, page_size: int, device: torch.device) -> int:
+    def pool_layers(self, bytes_per_page: int, page_size: int, device: torch.device) -> int:
+        """Layers to take in turn: so many that a step's KV is cold, if memory allows it."""
         shortest = min(sum(row.length for row in step) for step in self.steps)
-        return num_cold_layers(-(-shortest // page_size) * bytes_per_page, device)
+        cold = num_cold_layers(-(-shortest // page_size) * bytes_per_page, device)
+        most = _POOL_BYTES[device.type] // (self.num_pages * bytes_per_page)
+        return max(2, min(cold, most, _MAX_LAYERS))
 
 
 def workload(
@@ -86,7 +91,7 @@ class Server:
         shape = self.shape = pool.shape
         self.on_cuda = shape.device.type == "cuda"
         self.workload, self.num_layers = workload, num_layers
-        layers = workload.cold_layers(page_bytes(1, shape), shape.page_size, shape.device)
+        layers = workload.pool_layers(page_bytes(1, shape), shape.page_size, shape.device)
         self.kv_layers = pool.layers(workload.num_pages, layers)
         width = max(len(pages) for pages in workload.pages.values())
         self.batches = [

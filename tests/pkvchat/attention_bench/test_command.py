@@ -1,0 +1,118 @@
+"""The command as a person runs it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pkvchat.attention_bench import options
+from pkvchat.attention_bench.results import read_results
+from pkvchat.cli import main
+
+SMALL = ["--heads", "4/2", "--head-dim", "64", "--steps", "2", "--seeds", "7"]
+
+
+@pytest.fixture
+def trace_file(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("prompt_len,decode_len,arrival\n300,3,0\n40,2,0\n")
+    return path
+
+
+def bench(*args):
+    return main(["bench-attention", *map(str, args)])
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--trace", "poisson"], "--trace: 'poisson' must be of bucketed, homogeneous, bimodal"),
+        (["--trace", ""], "--trace: '' must be of bucketed"),
+        (["--engine", "split,turbo"], "--engine: 'turbo' must be of flashinfer, split, workqueue"),
+        (["--engine", "oracle"], "the oracle needs other engines"),
+        (["--engine", "flashinfer", "--device", "cpu"], "flashinfer needs a CUDA device"),
+        (["--heads", "32"], "--heads: '32' must be two whole numbers such as 32/8"),
+        (["--heads", "32/5"], "--heads: '32/5' must be two whole numbers such as 32/8"),
+        (["--heads", "8/0"], "--heads: '8/0' must be"),
+        (["--head-dim", "100"], "--head-dim: '100' must be one of 64, 80, 96, 128, 256"),
+        (["--page-size", "8"], "--page-size: '8' must be 16, 32 or 64"),
+        (["--dtype", "f64"], "--dtype: 'f64' must be one of f32, f16, fp16, bf16"),
+        (["--kv-dtype", "int4"], "--kv-dtype: 'int4' must be one of fp8, int8"),
+        (["--seeds", "a"], "--seeds: 'a' must be whole numbers"),
+        (["--steps", "0"], "--steps: '0' must be a whole number of at least 1"),
+        (["--max-active", "-1"], "--max-active: '-1' must be a whole number from 1 to 1024"),
+        (["--max-active", "5000"], "--max-active: '5000' must be a whole number from 1 to 1024"),
+        (["--hole-fraction", "1"], "--hole-fraction: '1' must be a number from 0 to 0.9"),
+        (["--batch", "1,,2"], "--batch: '' must be a whole number of at least 1"),
+        (["--group", "3", "--grid", "--device", "cpu"], "--group 3: 8 query heads make no such"),
+        (["--cases", "B9", "--device", "cpu"], "--cases B9: no such batch; there are B1 4k, B1 8k"),
+        (["--trace-file", "none.csv"], "cannot read the trace file none.csv: No such file"),
+        (["--from", "none.json"], "cannot read the results file none.json: No such file"),
+        (["--output", "no/such/folder.md"], "--output no/such/folder.md: name a file in a"),
+        (["--plot", "plot.jpg"], "--plot plot.jpg: only PNG is written"),
+        (["-o", "csv"], "-o: invalid choice: 'csv'"),
+        (["--trace", "zipf", "--trace-file", "x.csv"], "not allowed with argument"),
+        (["bucketed"], "unrecognized arguments: bucketed"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(capsys, args, said):
+    assert bench(*args) in (1, 2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert said in lines[-1]
+    assert lines[-1].startswith("pkvchat: ")
+    assert "fault of pkvchat" not in err
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    assert bench("--plot", "x.png") == 2
+    assert "--plot needs matplotlib: pip install 'pkvchat[plot]'" in capsys.readouterr().err
+
+
+def test_a_trace_file_is_served_and_its_results_are_drawn_elsewhere(tmp_path, trace_file, capsys):
+    measured, plot = tmp_path / "results.json", tmp_path / "plot.png"
+    args = ["--trace-file", trace_file, *SMALL, "--device", "cpu", "--max-active", 2]
+    assert bench(*args, "-o", "json", "--output", measured) == 0
+    assert capsys.readouterr().out == ""
+    results = read_results(measured)
+    (trace,) = results.traces
+    assert (trace.trace, trace.max_active, trace.steps, trace.tokens) == ("mine", 2, 2, 4)
+    assert set(trace.calls) == {"split", "workqueue", "sdpa", "adaptive", "oracle"}
+    assert results.cases == []
+    assert any(note.startswith("flashinfer: ") for note in results.notes)
+    assert bench("--from", measured, "--plot", plot) == 0
+    out = capsys.readouterr().out
+    assert "| mine B2 | workqueue |" in out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_grid_in_bfloat16_to_standard_output(capsys):
+    args = ["--grid", "--batch", "1,2", "--length", "64", "--group", "2", "--dtype", "bf16"]
+    assert bench(*args, *SMALL, "--device", "cpu", "--engine", "split,sdpa", "-o", "json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [case["case"] for case in data["cases"]] == ["G2 B1 64", "G2 B2 64", "G2 B2 64 ragged"]
+    assert all(set(case["times"]) == {"split", "sdpa"} for case in data["cases"])
+    assert data["traces"] == []
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+def test_a_quantised_cache(trace_file, capsys, kv_dtype):
+    args = ["--trace-file", trace_file, *SMALL, "--device", "cpu", "--kv-dtype", kv_dtype]
+    assert bench(*args, "--engine", "workqueue,sdpa", "-o", "json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["traces"][0]["kv_bytes"] < 340 * 2 * 2 * 64 * 4 / 2
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(trace_file, capsys):
+    args = ["--trace-file", trace_file, "--steps", "2", "--layers", "4", "-o", "json"]
+    assert bench(*args, "--cases", "B1 4k", "--engine", "flashinfer,split,workqueue,oracle") == 0
+    data = json.loads(capsys.readouterr().out)
+    (trace,), (case,) = data["traces"], data["cases"]
+    for elapsed in (*trace["calls"].values(), *trace["model"].values()):
+        assert elapsed["device_ms"] > 0
+        assert elapsed["wall_ms"] > 0
+    assert case["floor_us"] < case["times"]["workqueue"]["layer_us"]
