@@ -113,7 +113,7 @@ def _adaptive(what: str, count: int, found: Adaptive) -> str:
 
 
 def _trace_lines(traces: Sequence[TraceResult], protocol: str) -> Iterator[str]:
-    """Means and standard deviations over the seeds."""
+    """Means and standard deviations over the seeds; on a CPU, the clock's are the device's."""
     header = ["trace", "engine", "tokens/s, wall", "device"]
     header += ["FlashInfer / it, wall", "device", "picked"]
     rows = []
