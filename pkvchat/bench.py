@@ -25,6 +25,7 @@ import torch
 
 from pkvchat.kernels.bandwidth import read_bandwidth
 from pkvchat.kernels.calibration import Calibrator
+from pkvchat.kernels.kv import page_bytes
 from pkvchat.kernels.policy import Policy
 from pkvchat.models.random_weights import num_parameters, random_model
 
@@ -273,7 +274,7 @@ def bound_ts(runner: ModelRunner, case: Case, batch: int, bandwidth: float) -> f
     if not case.new or model.config.experts:
         return None
     seen = sum(min(spec.window or case.mean_length, case.mean_length) for spec in model.layer_specs)
-    kv_bytes = seen * 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+    kv_bytes = seen * page_bytes(1, shape) / shape.page_size
     return batch * bandwidth / (model.step_nbytes() + batch * kv_bytes)
 
 
@@ -310,7 +311,7 @@ def describe(subject: Subject, policy: str, batch: int) -> Row:
         "policy": policy,
         "batch": batch,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "kv_dtype": str(shape.dtype).removeprefix("torch."),
+        "kv_dtype": str(shape.kv_dtype).removeprefix("torch."),
         "page_size": shape.page_size,
         "versions": {"python": platform.python_version()} | versions(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

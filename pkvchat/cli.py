@@ -16,7 +16,7 @@ from . import __version__
 from .arguments import by_rule, list_of
 from .attention_bench.options import add_flags as add_attention_flags
 from .errors import INTERRUPTED, ChatError, UsageError
-from .options import MAX_PROMPT, EngineOptions
+from .options import CACHE_TYPES, MAX_PROMPT, EngineOptions
 from .sampling import SamplingParams
 from .settings import RULES, Rule, Settings, load_settings
 
@@ -89,9 +89,7 @@ def _bench(args: argparse.Namespace) -> int:
     policies = list(dict.fromkeys(args.policies)) if "policies" in args else [options.policy]
     for name in policies:
         _check_policy(name)
-    return bench.run(
-        options, cases, args.batches, policies, args.repetitions, args.output, weights
-    )
+    return bench.run(options, cases, args.batches, policies, args.repetitions, args.output, weights)
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -148,7 +146,16 @@ def _rm(args: argparse.Namespace) -> int:
 def _settings(args: argparse.Namespace) -> Settings:
     settings = load_settings().with_values(vars(args))
     _check_policy(settings.engine.policy)
+    _check_cache_types(settings.engine)
     return settings
+
+
+def _check_cache_types(options: EngineOptions) -> None:
+    """Raises UsageError for K and V of two types."""
+    try:
+        _ = options.cache_type
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _check_policy(name: str) -> None:
@@ -203,6 +210,8 @@ _ENGINE_FLAGS = (
     ("dtype", "--dtype", "TYPE", "auto, f32, f16 or bf16"),
     ("kv_memory", "--kv-memory", "SIZE", "memory for the KV cache, such as 512M or 2G"),
     ("memory_limit", "--memory-limit", "SIZE", "of a GPU, to use no more memory than this"),
+    ("cache_type_k", "-ctk --cache-type-k", "TYPE", f"K in the cache: {', '.join(CACHE_TYPES)}"),
+    ("cache_type_v", "-ctv --cache-type-v", "TYPE", "V in the cache: the same as K"),
     ("page_size", "--page-size", "N", "tokens in a KV page: 16, 32 or 64"),
     ("policy", "--policy", "NAME", "adaptive, or forced-STRATEGY"),
 )

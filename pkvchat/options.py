@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CACHE_TYPES = ("auto", "f32", "f16", "bf16", "fp8", "q8_0")
 MAX_PROMPT = 1 << 24  # bytes: more than any context holds, and little memory
 
 
@@ -15,6 +16,8 @@ class EngineOptions:
     context: tokens per chat at most; 0 means the model's own limit.
     kv_memory: bytes for the KV cache; None sizes it from what is free.
     memory_limit: bytes of a GPU that may be used in all; None is all that is free.
+    cache_type_k, cache_type_v: of the KV cache, a name in CACHE_TYPES, the same for both; "auto" is
+        the type that the device is fast in.
     threads: CPU threads; 0 leaves torch's choice.
     steps_path: where to write one JSON line per decode step.
     """
@@ -26,6 +29,18 @@ class EngineOptions:
     page_size: int = 16
     kv_memory: int | None = None
     memory_limit: int | None = None
+    cache_type_k: str = "auto"
+    cache_type_v: str = "auto"
     policy: str = "adaptive"
     threads: int = 0
     steps_path: str | None = None
+
+    @property
+    def cache_type(self) -> str:
+        """Of K and V. Raises ValueError where they differ."""
+        k, v = self.cache_type_k, self.cache_type_v
+        if k != v:
+            raise ValueError(
+                f"-ctk {k} and -ctv {v}: K and V share their pages; give both the same type"
+            )
+        return k

@@ -28,7 +28,7 @@ from typing import Any
 from platformdirs import user_config_path
 
 from .errors import ChatError, UsageError
-from .options import EngineOptions
+from .options import CACHE_TYPES, EngineOptions
 from .sampling import SamplingParams
 
 if sys.version_info >= (3, 11):
@@ -144,6 +144,8 @@ RULES: dict[str, Rule] = {
     "page_size": Rule(int, "16, 32 or 64", lambda v: v in (16, 32, 64)),
     "kv_memory": SizeRule(str, "a number of bytes, or a size such as 512M or 2G"),
     "memory_limit": SizeRule(str, "a number of bytes, or a size such as 11G"),
+    "cache_type_k": _choice(*CACHE_TYPES),
+    "cache_type_v": _choice(*CACHE_TYPES),
     "policy": Rule(str, "a policy's name", bool),
     "threads": _whole(0, os.cpu_count() or 1),
     "temperature": _number(0),

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 
-from pkvchat.kernels.batch import AttentionShape
+from pkvchat.kernels.batch import QUANT_MAX, AttentionShape
 from pkvchat.kernels.calibration import Calibrator, DeviceTypes
 from pkvchat.kernels.policy import Policy, create_policy, policy_names
-from pkvchat.kernels.registry import STRATEGIES, create_strategy
-from pkvchat.kernels.strategy import Strategy, StrategyUnavailable
+from pkvchat.kernels.registry import STRATEGIES
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.loader import LoadedModel, load_model
 
+from .attention_kernels import AttentionKernels
 from .engine import PREFILL_CHUNK, Engine
 from .memory import free_memory, human, largest_context, limit_memory, size_cache
 from .messages import Ready
-from .options import EngineOptions
+from .options import CACHE_TYPES, EngineOptions
 from .workspace import Workspace
 
 Progress = Callable[[str, int, int], None]  # stage, done, total (0 where unknown)
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+QUANTISED = {"fp8": torch.float8_e4m3fn, "q8_0": torch.int8}
 PAGE_SIZES = (16, 32, 64)
 
 
@@ -81,7 +82,7 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
     ready = Ready(
         model=loaded.name,
         device=device_name(device),
-        dtype=dtype_name(types(), loaded.packed),
+        dtype=dtype_name(types().linear.weight, loaded.packed, built.engine.runner.shape.kv_dtype),
         context=built.engine.context,
         pages_total=built.engine.pool.capacity,
         page_size=options.page_size,
@@ -117,19 +118,21 @@ def build_engine(
     model: CausalLM, kv_dtype: torch.dtype, options: EngineOptions, calibrator: Calibrator
 ) -> Built:
     """Calibrate, size the KV cache, choose the policy. Raises StrategyUnavailable or ValueError."""
-    config, progress = model.config, calibrator.progress
+    config = model.config
+    dtype, kv_dtype = cache_dtypes(options, kv_dtype)
     shape = AttentionShape(
         config.num_qo_heads,
         config.num_kv_heads,
         config.head_dim,
         options.page_size,
-        kv_dtype,
+        dtype,
         model.device,
+        kv_dtype,
     )
-    made, declined = make_strategies(shape, progress)
-    available = list(made)
+    kernels = AttentionKernels.create(model, shape, calibrator.progress)
+    available = list(kernels.strategies)
     calibration = calibrator.costs(shape, available)
-    chunk, workspace = measure_workspace(model, shape, options, made, progress)
+    chunk, workspace = measure_workspace(model, shape, kernels, options, calibrator.progress)
     sizes = config.num_layers, shape
     room = largest_context(*sizes, options.kv_memory, workspace)
     num_pages, context, note = size_cache(
@@ -143,35 +146,21 @@ def build_engine(
     while True:
         try:
             engine = Engine(
-                model, shape, policy, num_pages, context, max_chunk=chunk, strategies=made
+                model, shape, policy, num_pages, context, max_chunk=chunk, kernels=kernels
             )
             break
         except torch.OutOfMemoryError as error:  # others use the device, too
-            num_pages, context, note = smaller_cache(num_pages, context, shape, options, error)
-    return Built(engine, declined, make_policy, note, room)
-
-
-def make_strategies(
-    shape: AttentionShape, progress: Progress
-) -> tuple[dict[str, Strategy], dict[str, str]]:
-    """Those that can run here; and each name with why it cannot, "" if it can."""
-    made: dict[str, Strategy] = {}
-    declined = dict.fromkeys(STRATEGIES, "")
-    for number, name in enumerate(STRATEGIES):
-        if shape.device.type == "cuda":
-            progress(f"{name} (compiled at the first start, for a minute)", number, len(STRATEGIES))
-        try:
-            made[name] = create_strategy(name, shape)
-        except StrategyUnavailable as error:
-            declined[name] = str(error)
-    return made, declined
+            why = str(error).splitlines()[0]
+        num_pages, context, note = smaller_cache(num_pages, context, shape, options, why)
+    strategies = dict.fromkeys(STRATEGIES, "") | kernels.declined
+    return Built(engine, strategies, make_policy, note, room)
 
 
 def measure_workspace(
     model: CausalLM,
     shape: AttentionShape,
+    kernels: AttentionKernels,
     options: EngineOptions,
-    strategies: Mapping[str, Strategy],
     progress: Progress,
 ) -> tuple[int, int]:
     """How many prompt tokens a step reads at most, and the bytes that it takes beside the KV.
@@ -180,12 +169,13 @@ def measure_workspace(
     """
     if shape.device.type != "cuda":
         return PREFILL_CHUNK, 0
-    progress("kernels (compiled at the first start, for a minute)", 0, 0)
+    progress("the model's kernels (the first start compiles them)", 0, 0)
     free = free_memory(shape.device)
     try:
-        workspace = Workspace(model, shape, options.context or model.config.context_length)
+        context = options.context or model.config.context_length
+        workspace = Workspace(model, shape, kernels, context)
         chunk, nbytes = workspace.choose_chunk(free)
-        return chunk, max(nbytes, *(workspace.decode(s) for s in strategies.values()))
+        return chunk, max(nbytes, *map(workspace.decode, kernels.strategies.values()))
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"{human(free)} of the device's memory is left after the model, too little to read a "
@@ -194,7 +184,7 @@ def measure_workspace(
 
 
 def smaller_cache(
-    num_pages: int, context: int, shape: AttentionShape, options: EngineOptions, error: Exception
+    num_pages: int, context: int, shape: AttentionShape, options: EngineOptions, why: str
 ) -> tuple[int, int, str]:
     """What to try instead of a KV cache that could not be allocated: see memory.size_cache."""
     torch.cuda.empty_cache()
@@ -202,12 +192,18 @@ def smaller_cache(
     fits = (num_pages - 1) * shape.page_size
     if fits < max(options.context, shape.page_size):
         raise ValueError(
-            f"the KV cache of {context} tokens cannot be allocated ({str(error).splitlines()[0]}): "
-            "lower -c or --kv-memory, or end what else uses the device"
-        ) from error
+            f"a KV cache of {context} tokens cannot be allocated ({why}): lower -c or --kv-memory, "
+            "or end what else uses the device"
+        )
     context = min(context, fits)
     note = "the device's memory was less than it said: the KV cache holds"
     return num_pages, context, f"{note} {fits} tokens, and the context is {context}"
+
+
+def cache_dtypes(options: EngineOptions, fast: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """What attention computes in, and what the KV cache holds. fast: of this device, for "auto"."""
+    kv_dtype = {**DTYPES, **QUANTISED}.get(options.cache_type, fast)
+    return (fast if kv_dtype in QUANT_MAX else kv_dtype), kv_dtype
 
 
 def check_options(options: EngineOptions) -> None:
@@ -216,6 +212,10 @@ def check_options(options: EngineOptions) -> None:
         raise ValueError(f"unknown policy {options.policy!r}: one of {', '.join(policy_names())}")
     if options.dtype != "auto" and options.dtype not in DTYPES:
         raise ValueError(f"unknown dtype {options.dtype!r}: auto, {', '.join(DTYPES)}")
+    if options.cache_type not in CACHE_TYPES:
+        raise ValueError(
+            f"unknown KV cache type {options.cache_type!r}: one of {', '.join(CACHE_TYPES)}"
+        )
     if options.page_size not in PAGE_SIZES:
         sizes = ", ".join(str(size) for size in PAGE_SIZES)
         raise ValueError(f"page size {options.page_size} is not one of {sizes}")
@@ -246,8 +246,8 @@ def device_name(device: torch.device) -> str:
     return f"cpu, {torch.get_num_threads()} threads"
 
 
-def dtype_name(types: DeviceTypes, packed: Sequence[str]) -> str:
+def dtype_name(weight: torch.dtype, packed: Sequence[str], kv_dtype: torch.dtype) -> str:
     """For a person: "bf16", or "Q4_1 weights, f16 KV" where they differ. packed: quant types."""
-    short = {dtype: name for name, dtype in DTYPES.items()}
-    weight, kv = "/".join(packed) or short[types.linear.weight], short[types.kv]
-    return weight if weight == kv else f"{weight} weights, {kv} KV"
+    short = {dtype: name for name, dtype in {**DTYPES, **QUANTISED}.items()}
+    weights, kv = "/".join(packed) or short[weight], short[kv_dtype]
+    return weights if weights == kv else f"{weights} weights, {kv} KV"
