@@ -30,7 +30,7 @@ from .report import markdown
 from .results import CaseResult, Counters, Results, TraceResult, read_results
 from .serving import Server, Workload, count_calls, serve, workload
 from .trace_file import read_trace
-from .traces import PAPER_SETTINGS, Setting, make_requests, setting
+from .traces import PAPER_SETTINGS, Request, Setting, make_requests, setting
 
 _GRID_BYTES = {"cuda": 4 << 30, "cpu": 128 << 20}  # of one layer's KV, at most
 
@@ -108,27 +108,27 @@ def _about(options: BenchOptions, device: torch.device) -> dict[str, Any]:
 def _workloads(options: BenchOptions) -> list[Workload]:
     """The traces that are asked for, or all of them where nothing is."""
     if options.trace_file is not None:
-        requests = read_trace(options.trace_file)
-        max_active, steps = options.max_active or 8, options.steps or len(requests) * 1000
-        name = options.trace_file.stem
-        return [
-            workload(
-                name, requests, max_active, None, steps, options.page_size, options.hole_fraction
-            )
-        ]
+        each = setting(options.trace_file.stem, options.max_active or 8)
+        return [_workload(options, each, read_trace(options.trace_file), None)]
     return [
-        workload(
-            each.name,
-            make_requests(each, seed, options.page_size),
-            each.max_active,
-            seed,
-            options.steps or each.steps,
-            options.page_size,
-            options.hole_fraction,
-        )
+        _workload(options, each, make_requests(each, seed, options.page_size), seed)
         for each in _settings(options)
         for seed in options.seeds
     ]
+
+
+def _workload(
+    options: BenchOptions, each: Setting, requests: Sequence[Request], seed: int | None
+) -> Workload:
+    return workload(
+        each.name,
+        requests,
+        each.max_active,
+        seed,
+        options.steps or each.steps,
+        options.page_size,
+        options.hole_fraction,
+    )
 
 
 def _settings(options: BenchOptions) -> Iterator[Setting]:
