@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from .batch import AttentionShape, DecodeBatch, LayerSpec
+from .merge import with_sinks
 from .strategy import StrategyUnavailable
 
 _HEAD_DIMS = (64, 128, 256)
@@ -163,4 +165,12 @@ class FlashInfer:
     def run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
     ) -> None:
-        self._wrapper(spec).run(q, kv_layer, out=out)
+        wrapper, query = self._wrapper(spec), q.to(self.shape.dtype)
+        result = out if out.dtype == query.dtype else torch.empty_like(query)
+        if spec.sinks is None:
+            wrapper.run(query, kv_layer, out=result)
+        else:
+            _, lse = wrapper.run(query, kv_layer, out=result, return_lse=True)  # in base 2
+            result = with_sinks(result, lse * math.log(2), spec.sinks)
+        if result is not out:
+            out.copy_(result)

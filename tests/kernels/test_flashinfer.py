@@ -54,6 +54,18 @@ def test_against_the_reference(paged_problem, flashinfer):
 
 
 @pytest.mark.gpu
+def test_sinks_and_queries_of_another_type(paged_problem, flashinfer):
+    problem = paged_problem(flashinfer.shape, LENGTHS)
+    sinks = torch.linspace(-3, 8, problem.shape.num_qo_heads, device="cuda")
+    for q in (problem.q, problem.q.bfloat16().float()):
+        problem.q = q
+        for spec in (LayerSpec(0.1, sinks=sinks), LayerSpec(0.1, 100, 20.0, sinks)):
+            out = problem.run(flashinfer, spec)
+            assert out.dtype == q.dtype
+            assert (out.cpu().double() - problem.expected(spec)).abs().max() < 2e-3
+
+
+@pytest.mark.gpu
 def test_window_and_softcap(paged_problem, flashinfer):
     problem = paged_problem(flashinfer.shape, LENGTHS)
     for spec in (LayerSpec(0.1, window=100, softcap=20.0), LayerSpec(0.1)):
