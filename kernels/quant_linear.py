@@ -43,6 +43,13 @@ class QuantLinear:
         self.out_features = sum(planes.rows for planes in self.parts)
         self.bias = bias
 
+    @classmethod
+    def of_planes(cls, planes: Planes) -> QuantLinear:
+        """Without a copy."""
+        linear = cls([], planes.in_features)
+        linear.parts, linear.out_features = [planes], planes.rows
+        return linear
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [N, in_features] fp16, bf16 or fp32; returns [N, out_features] in x's dtype."""
         x = x.contiguous()

@@ -6,6 +6,7 @@ import torch
 
 from pkvchat.kernels.activation import gated
 from pkvchat.kernels.qkv import HeadNorm, Rotation
+from pkvchat.kernels.routed import FEW_ROWS
 
 from .causal_lm import Attend
 from .config import ExpertConfig, ModelConfig
@@ -76,11 +77,27 @@ class RoutedFeedForward:
         shares, chosen = shares.topk(self.config.per_token, dim=-1)
         if self.config.normalise:
             shares = shares / shares.sum(dim=-1, keepdim=True)
+        if x.device.type == "cuda" and len(x) <= FEW_ROWS:
+            return self._at_once(x, shares, chosen)
         out = torch.zeros_like(x)
         for expert in torch.unique(chosen).tolist():
             rows, slot = torch.where(chosen == expert)
             given = x[rows]
-            both = torch.cat((self.gates[expert](given), self.ups[expert](given)), dim=-1)
-            result = self.downs[expert](gated(both, self.activation))
+            gate, up = self.gates.products[expert](given), self.ups.products[expert](given)
+            result = self.downs.products[expert](
+                gated(torch.cat((gate, up), dim=-1), self.activation)
+            )
             out.index_add_(0, rows, result * shares[rows, slot, None].to(x.dtype))
         return out
+
+    def _at_once(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """The same for few rows, on a GPU, in launches that a CUDA graph can hold."""
+        pairs, ffn = chosen.numel(), self.config.intermediate_size
+        gate_up = x.new_empty(pairs, 2 * ffn)
+        self.gates.chosen(x, chosen, gate_up[:, :ffn])
+        self.ups.chosen(x, chosen, gate_up[:, ffn:])
+        results = x.new_empty(*chosen.shape, x.shape[1])
+        self.downs.chosen(
+            gated(gate_up, self.activation), chosen.view(-1, 1), results.flatten(0, 1)
+        )
+        return (results * shares[..., None]).sum(1).to(x.dtype)

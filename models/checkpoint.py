@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from .config import ModelConfig
+from .errors import ModelError
 from .reading import Part
 from .vocabulary import Vocabulary
 
@@ -30,6 +31,18 @@ class Blocks:
     type: str
     shape: Shape
     parts: Callable[[torch.Tensor], Iterable[Part]]
+
+
+def stacked(path: Path, shapes: Mapping[str, Shape]) -> Shape:
+    """The shape of tensors of one shape, by name, one above the other. Raises ModelError."""
+    (first, shape), *others = shapes.items()
+    for name, other in others:
+        if other != shape:
+            raise ModelError(
+                f"{path}: tensor '{name}' has shape {list(other)} but '{first}' {list(shape)}:"
+                " the files do not belong together, fetch them again"
+            )
+    return (len(shapes), *shape)
 
 
 class Checkpoint(Protocol):

@@ -20,11 +20,12 @@ class RopeConfig:
 @dataclass(frozen=True)
 class LayerConfig:
     """What differs between layers. window: keys a query sees, 0 for all. rope: which of the
-    model's, None for no rotation.
+    model's, None for no rotation. routed: whether it has experts, in a model that has some.
     """
 
     window: int = 0
     rope: int | None = 0
+    routed: bool = True
 
 
 @dataclass(frozen=True)

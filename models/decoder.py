@@ -28,7 +28,7 @@ class DecoderLayer:
         self.feed_forward_norm = norm("ffn_norm")
         self.feed_forward = (
             RoutedFeedForward(index, config, config.experts, weights)
-            if config.experts
+            if config.experts and config.layer(index).routed
             else FeedForward(index, config, weights)
         )
         self.feed_forward_post_norm = norm("post_ffw_norm") if config.post_norms else None

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from .checkpoint import Blocks, Shape
+from .checkpoint import Blocks, Shape, stacked
 from .errors import ModelError
-from .gguf_file import GgufFile
+from .gguf_file import GgufFile, GgufTensor
 from .gguf_vocabulary import read_vocabulary
 from .metadata import Metadata
 from .reading import Part
 from .registry import by_gguf_architecture
 from .vocabulary import Vocabulary
 
+# One of a layer's experts, in files from before they were stacked.
+EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d{1,5})\.weight")
 # Small tensors that are configuration rather than weights.
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+class _Source(NamedTuple):
+    """A tensor by its name in a file."""
+
+    name: str
+    file: GgufFile
+
+    @property
+    def tensor(self) -> GgufTensor:
+        return self.file.tensors[self.name]
 
 
 class GgufCheckpoint:
@@ -28,15 +43,13 @@ class GgufCheckpoint:
         """path: the file, or the first part; the others lie beside it."""
         self.path = path
         parts = _parts(path)
-        self._files = {name: file for file in parts for name in file.tensors}
-        self.shapes: dict[str, Shape] = {
-            name: file.tensors[name].shape for name, file in self._files.items()
-        }
-        rope_factors = {
-            name: self._files[name].values(name)
-            for name in ROPE_FACTORS
-            if self.shapes.pop(name, None)
-        }
+        files = {name: file for file in parts for name in file.tensors}
+        rope_factors = {n: files.pop(n).values(n) for n in ROPE_FACTORS if n in files}
+        self._sources: dict[str, list[_Source]] = defaultdict(list)
+        for name in sorted(files, key=_expert):
+            stack = EXPERT.sub(r"\1_exps.weight", name)
+            self._sources[name if stack in files else stack].append(_Source(name, files[name]))
+        self.shapes = {name: self._shape(sources) for name, sources in self._sources.items()}
         self.metadata = Metadata(path, parts[0].metadata | rope_factors)
         self.family = by_gguf_architecture(self.metadata)
         if len(self.shapes.get("token_embd.weight", ())) != 2:
@@ -47,13 +60,32 @@ class GgufCheckpoint:
         return read_vocabulary(self.metadata)
 
     def nbytes(self, name: str) -> int:
-        return self._files[name].tensors[name].nbytes
+        return sum(source.tensor.nbytes for source in self._sources[name])
 
-    def blocks(self, name: str) -> Blocks:
-        return self._files[name].blocks(name, self._places(name))
+    def blocks(self, name: str) -> Blocks | None:
+        """None for experts of several types, too."""
+        each = [file.blocks(stored, self._places(name)) for stored, file in self._sources[name]]
+        kind, (rows, row_bytes) = each[0].type, each[0].shape
+
+        def parts(out: torch.Tensor) -> Iterator[Part]:
+            for blocks, place in zip(each, out.split(rows), strict=True):
+                yield from blocks.parts(place)
+
+        if any(blocks.type != kind for blocks in each):
+            return None
+        return Blocks(kind, (len(each) * rows, row_bytes), parts)
 
     def parts(self, name: str, out: torch.Tensor) -> Iterator[Part]:
-        return self._files[name].parts(name, out, self._places(name))
+        sources = self._sources[name]
+        places = out.unbind() if EXPERT.fullmatch(sources[0].name) else [out]
+        for (stored, file), place in zip(sources, places, strict=True):
+            yield from file.parts(stored, place, self._places(name))
+
+    def _shape(self, sources: list[_Source]) -> Shape:
+        """Of one tensor, or of the stack of a layer's experts."""
+        if not EXPERT.fullmatch(sources[0].name):
+            return sources[0].tensor.shape
+        return stacked(self.path, {source.name: source.tensor.shape for source in sources})
 
     def _places(self, name: str) -> torch.Tensor | None:
         """llama.cpp stores the two halves of each rotary Q/K head interleaved; we want halves."""
@@ -63,6 +95,12 @@ class GgufCheckpoint:
             return None
         rows = torch.arange(self.shapes[name][0]).view(heads[part], 2, -1)
         return rows.transpose(1, 2).reshape(-1)
+
+
+def _expert(name: str) -> int:
+    """Its number, where ``name`` is of an expert."""
+    found = EXPERT.fullmatch(name)
+    return int(found[2]) if found else 0
 
 
 def _parts(path: Path) -> list[GgufFile]:

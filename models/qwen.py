@@ -9,7 +9,6 @@ from .checkpoint import Shape
 from .config import ExpertConfig, ModelConfig
 from .config_gguf import read_gguf
 from .config_hf import read_hf, read_windows
-from .errors import ModelError
 from .metadata import Metadata
 
 
@@ -31,13 +30,17 @@ def qwen3_from_hf(meta: Metadata) -> ModelConfig:
 
 
 def qwen3_moe_from_hf(meta: Metadata) -> ModelConfig:
-    """Raises ModelError where some layers are dense, which no published model has."""
-    if meta.entries.get("mlp_only_layers") or meta.get("decoder_sparse_step", int, 1) != 1:
-        raise ModelError(f"{meta.path}: dense layers between routed ones are not supported")
+    """Every decoder_sparse_step-th layer is routed, but for the mlp_only_layers."""
+    config, step = qwen3_from_hf(meta), meta.size("decoder_sparse_step", 1)
+    dense = meta.get("mlp_only_layers", list, [])
+    layers = tuple(
+        replace(config.layer(i), routed=(i + 1) % step == 0 and i not in dense)
+        for i in range(config.num_layers)
+    )
     experts = ExpertConfig(
         count=meta.size("num_experts" if "num_experts" in meta else "num_local_experts"),
         per_token=meta.size("num_experts_per_tok"),
         intermediate_size=meta.size("moe_intermediate_size"),
         normalise=meta.get("norm_topk_prob", bool, False),
     )
-    return replace(qwen3_from_hf(meta), experts=experts)
+    return replace(config, experts=experts, layers=layers)

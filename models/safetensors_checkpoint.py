@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gguf import get_tensor_name_map
+from gguf import MODEL_ARCH, get_tensor_name_map
 from safetensors import SafetensorError, safe_open
 
-from .checkpoint import FLOATS, Shape
+from .checkpoint import FLOATS, Shape, stacked
 from .errors import ModelError
 from .hf_vocabulary import read_json, read_vocabulary
 from .metadata import Metadata
@@ -53,12 +53,15 @@ class SafetensorsCheckpoint:
         self.config = self.family.from_hf(self.metadata)
         self._sources: dict[str, list[_Source]] = defaultdict(list)
         names = get_tensor_name_map(self.family.arch, self.config.num_layers)
+        # GGUF has no dense layers between routed ones.
+        dense_names = get_tensor_name_map(MODEL_ARCH.LLAMA, self.config.num_layers)
         for source in (source for path in self._files() for source in _read_header(path)):
             name = source.name
             if name == "lm_head.weight" and self.config.tie_embeddings:
                 continue
             plain = EXPERT.sub(".experts.", LANGUAGE.sub("model.", name))
-            known = names.get_name(plain, (".weight", ".bias"))
+            suffixes = (".weight", ".bias")
+            known = names.get_name(plain, suffixes) or dense_names.get_name(plain, suffixes)
             if known in self._sources and not EXPERT.search(name):
                 known = None  # two tensors for one place: the second is reported as extra
             self._sources[known or name].append(source)
@@ -68,14 +71,9 @@ class SafetensorsCheckpoint:
 
     def _shape(self, sources: list[_Source]) -> Shape:
         """Of one tensor, or of the stack of a layer's experts."""
-        first = sources[0]
-        for source in sources:
-            if source.shape != first.shape:
-                raise ModelError(
-                    f"{self.path}: tensor '{source.name}' has shape {list(source.shape)} but"
-                    f" '{first.name}' {list(first.shape)}: fetch the model again"
-                )
-        return (len(sources), *first.shape) if EXPERT.search(first.name) else first.shape
+        if not EXPERT.search(sources[0].name):
+            return sources[0].shape
+        return stacked(self.path, {source.name: source.shape for source in sources})
 
     def _files(self) -> list[Path]:
         index = self.path / "model.safetensors.index.json"

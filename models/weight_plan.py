@@ -13,6 +13,7 @@ from pkvchat.kernels.linear import Linear, LinearTypes
 from pkvchat.kernels.packed import BITS as PACKED_BITS
 from pkvchat.kernels.packed import packed_nbytes
 from pkvchat.kernels.quant_formats import TYPES as QUANT_TYPES
+from pkvchat.kernels.routed import Experts, dense_experts
 
 from .checkpoint import FLOATS, Checkpoint, Shape
 from .errors import ModelError
@@ -86,14 +87,13 @@ class WeightPlan:
             return self._product(blocks, width, added)
         return Linear(self._dense(matrices, self.types.weight), added, types=self.types)
 
-    def experts(self, name: str, count: int, rows: int, width: int) -> Sequence[Product]:
-        """The tensor [count, rows, width] as one product an expert."""
+    def experts(self, name: str, count: int, rows: int, width: int) -> Experts:
+        """Of the tensor [count, rows, width]."""
         tensor = {f"{name}.weight": (count, rows, width)}
         if blocks := self._blocks(tensor):
             ((kind, raw),) = blocks
-            return [self._product([(kind, expert)], width) for expert in raw.split(rows)]
-        weight = self._dense(tensor, self.types.weight)
-        return [Linear(expert, types=self.types) for expert in weight]
+            return self._stored_experts(kind, raw, rows)
+        return dense_experts(self._dense(tensor, self.types.weight), self.types)
 
     def finish(self) -> None:
         """To be called after the last one: are there tensors that the model has no place for?"""
@@ -123,6 +123,10 @@ class WeightPlan:
     ) -> Table:
         """The same on a GPU."""
         return Linear(torch.empty(0, width, device=self._place), types=self.types)
+
+    def _stored_experts(self, kind: str, raw: torch.Tensor, rows: int) -> Experts:
+        """Of one matrix an expert, ``rows`` high, which stay quantised."""
+        return Experts()
 
     # --- decisions -------------------------------------------------------------------------------
 

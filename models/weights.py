@@ -8,6 +8,7 @@ import torch
 
 from pkvchat.kernels.linear import LinearTypes
 from pkvchat.kernels.packed import PackedLinear
+from pkvchat.kernels.routed import Experts, packed_experts, quantised_experts
 
 from .checkpoint import Checkpoint
 from .reading import Part, PartRunner, Progress
@@ -56,3 +57,9 @@ class WeightReader(WeightPlan):
         from pkvchat.kernels.quant_linear import QuantLinear  # needs Triton
 
         return QuantLinear(blocks, width, bias)
+
+    def _stored_experts(self, kind: str, raw: torch.Tensor, rows: int) -> Experts:
+        self._runner.wait()
+        if self._on_cpu:
+            return packed_experts(kind, raw, rows, self.types)
+        return quantised_experts(kind, raw, rows)

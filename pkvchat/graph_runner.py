@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from pkvchat.kernels.batch import AttentionShape, DecodeBatch
+from pkvchat.kernels.routed import FEW_ROWS
 from pkvchat.kernels.step import StepAttention
 from pkvchat.kernels.strategy import Strategy
 from pkvchat.models.causal_lm import CausalLM
@@ -112,17 +113,18 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, str], _Graph] = {}
         self._without: set[tuple[int, str]] = set()  # there was no memory for these
         self._steps = 0
-        self._enabled = model.config.experts is None  # routing reads its choice back on the host
+        # Experts for more rows are called by the host, which must know which.
+        self._most_rows = FEW_ROWS if model.config.experts else BUCKETS[-1]
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     def covers(self, strategy: Strategy, num_rows: int) -> bool:
-        return self._enabled and strategy.capturable and num_rows <= BUCKETS[-1]
+        return strategy.capturable and num_rows <= self._most_rows
 
     def clear(self) -> None:
         """Give all memory back; nothing is captured any more."""
-        self._enabled = False
+        self._most_rows = 0
         self._graphs.clear()
         self._inputs.clear()
 

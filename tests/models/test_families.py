@@ -115,9 +115,10 @@ CASES = (
         {**MOE_GGUF, "expert_feed_forward_length": 40},
     ),
     Case(
-        "qwen3-moe-raw",
+        "qwen3-moe-some",
         "qwen3_moe",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40},
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+        | {"decoder_sparse_step": 2, "mlp_only_layers": [1]},
     ),
     Case("gemma2", "gemma2", GEMMA2, "gemma2", GEMMA2_GGUF),
     Case(
@@ -204,6 +205,24 @@ def test_gguf(checkpoint: Checkpoint, helpers: Any, tmp_path: Path) -> None:
     helpers.write_gguf(path, arch, gguf_entries(checkpoint), gguf_tensors(checkpoint, arch))
     model = helpers.load_f32(path, context=LENGTH)
     check(helpers.run(model, checkpoint.ids, chunks=[40, 20]), checkpoint.logits)
+
+
+@only([case for case in CASES if case.name == "mixtral-full"])
+def test_gguf_with_a_tensor_an_expert(checkpoint: Checkpoint, helpers: Any, tmp_path: Path) -> None:
+    """As files of Mixtral were before experts were stacked."""
+    tensors = gguf_tensors(checkpoint, "llama")
+    for name in [name for name in tensors if "_exps" in name]:
+        for number, expert in enumerate(tensors.pop(name)):
+            tensors[name.replace("_exps", f".{number}")] = expert
+    path = tmp_path / "model.gguf"
+    helpers.write_gguf(path, "llama", gguf_entries(checkpoint), tensors)
+    model = helpers.load_f32(path, context=LENGTH)
+    check(helpers.run(model, checkpoint.ids, chunks=[40, 20]), checkpoint.logits)
+    tensors["blk.1.ffn_up.2.weight"] = np.ones((4, 4), np.float32)
+    helpers.write_gguf(path, "llama", gguf_entries(checkpoint), tensors)
+    says = r"'blk.1.ffn_up.2.weight' has shape \[4, 4\] but 'blk.1.ffn_up.0.weight' \[72, 48\]"
+    with pytest.raises(ModelError, match=says):
+        helpers.load_f32(path)
 
 
 @only([case for case in CASES if case.name == "gemma3"])

@@ -102,7 +102,7 @@ def test_refuses_with_numbers_what_cannot_fit(default_gguf):
     says = r"Q4_1.gguf: the weights need 0.12 GB on cpu, 0.1 GB are free: close"
     with pytest.raises(ModelError, match=says):
         fit(open_checkpoint(default_gguf), CPU, torch.float32, MOST, 100e6)
-    with pytest.raises(ModelError, match="need 0.27 GB on cpu, 0.2 GB are free"):
+    with pytest.raises(ModelError, match=r"need 0.27 GB on cpu, 0.2 GB are free"):
         fit(open_checkpoint(default_gguf), CPU, torch.float32, DENSE, 200e6, asked=True)
 
 
