@@ -61,7 +61,7 @@ def test_ragged_rows(paged_problem, triton_device, cls, spec):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("group", [1, 3, 7, 16])
+@pytest.mark.parametrize("group", [1, 3, 5, 7, 12, 16])
 def test_group_sizes(paged_problem, triton_device, cls, group):
     problem = paged_problem(shape_of(triton_device, group=group), (50, 17))
     check(problem, small(cls, problem.shape), LayerSpec(0.125))

@@ -58,6 +58,16 @@ def test_random_shapes(paged_problem, cls, dtype, seed):
     assert error < {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}[dtype]
 
 
+@pytest.mark.parametrize("cls", CLASSES)
+def test_one_long_row_among_many(paged_problem, cls):
+    rng = random.Random(0)
+    lengths = (262_144, *(rng.randint(0, 600) for _ in range(255)))
+    problem = paged_problem(shape_of(heads=1), lengths)
+    first = problem.run(cls(problem.shape), SPEC)
+    assert_close(first, problem.expected(SPEC))
+    assert torch.equal(first, problem.run(cls(problem.shape), SPEC))
+
+
 def captured(problem, strategy, layers=4):
     """A graph that plans and runs ``layers`` layers for whatever seq_lens then holds."""
     outs = [torch.full_like(problem.q, float("nan")) for _ in range(layers)]
