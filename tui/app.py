@@ -31,6 +31,7 @@ from .context_full import ContextFull
 from .dialogs import AskLine
 from .driver import Utf8Driver
 from .host import AppHost
+from .keymap import Keymap, bindings
 from .link import EngineEvents
 from .pace import Pace
 from .palette import CALM_DARK, CALM_LIGHT, THEME_NAMES, Palette
@@ -41,6 +42,7 @@ from .status import StatusLine, describe
 from .tabstrip import TabStrip
 from .token_count import TokenCount
 from .transcript import Transcript
+from .welcome import welcome
 
 _PULSE_S = 1 / 5  # spinners, figures and progress
 _ONLY_LEAVE = ("stop", "help", "palette", "inspect", "find_chat")  # with a screen over the chat
@@ -55,7 +57,7 @@ class ChatApp(App[int]):
     TITLE = "pkvchat"
     CSS_PATH = "app.tcss"
     ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar = registry.bindings()
+    BINDINGS: ClassVar = bindings()
 
     def __init__(
         self,
@@ -68,7 +70,8 @@ class ChatApp(App[int]):
         for theme in (CALM_DARK, CALM_LIGHT):
             self.register_theme(theme)
         self.theme = THEME_NAMES.get(settings.theme or "dark", settings.theme)
-        self.set_keymap(registry.checked_keys(settings.keys))
+        self.keymap = Keymap(settings.keys)
+        self.set_keymap(self.keymap.mine)
         self.settings = settings
         self.host = AppHost(self)
         self.saver = Saver(self, store)
@@ -81,7 +84,8 @@ class ChatApp(App[int]):
         self.quit_until = 0.0
         palette = Palette.of(self.current_theme)
         self.strip = TabStrip(palette)
-        self.transcript = Transcript(self.tab.chat, palette)
+        first = self.saver.store is not None and not self.saver.store.find("")
+        self.transcript = Transcript(self.tab.chat, palette, welcome(self.keymap, first=first))
         self.panel = Panel(self.session, palette, self._tabs_from_active)
         self.history = [m.text for tab in self.tabs for m in tab.chat.messages if m.role == "user"]
         self.composer = Composer(self.history, self._completions)
@@ -208,17 +212,12 @@ class ChatApp(App[int]):
 
     def _keys(self, *names: str) -> str:
         short = {"retry": "restart", "palette": "commands", "find_chat": "chats", "new_chat": "new"}
-        return "  ".join(f"{self.key_of(name)} {short.get(name, name)}" for name in names)
-
-    def key_of(self, name: str) -> str:
-        """The key that runs a command, as a person reads it; "" where none does."""
-        keys = self.settings.keys.get(name, registry.COMMANDS.by_name[name].keys)
-        return registry.shown_key(keys)
+        return "  ".join(f"{self.keymap.shown(name)} {short.get(name, name)}" for name in names)
 
     def keys_in_force(self) -> list[tuple[str, str, str, str]]:
-        """Name, what it does, key and slash form of every command."""
+        """Name, what it does, key and slash form of the commands to list."""
         commands = registry.COMMANDS.by_name.values()
-        return [(c.name, c.what, self.key_of(c.name), c.usage) for c in commands]
+        return [(c.name, c.what, self.keymap.shown(c.name), c.usage) for c in commands if c.what]
 
     # --- what the engine says -----------------------------------------------------------------
 
@@ -358,9 +357,6 @@ class ChatApp(App[int]):
         self._show_tab()
         self.saver.soon(*self.tabs)
 
-    def action_go_to(self, index: int) -> None:
-        self.go_to(index)
-
     def go_to(self, index: int) -> None:
         if index < len(self.tabs) and index != self.active:
             self.keep_draft()
@@ -393,7 +389,7 @@ def run(options: EngineOptions, params: SamplingParams, settings: Settings) -> i
     names = view_commands.theme_names()
     if settings.theme and settings.theme not in names:
         raise UsageError(f"theme {settings.theme!r} does not exist; one of {', '.join(names)}")
-    registry.checked_keys(settings.keys)
+    Keymap(settings.keys)
     store, note = _open_store()
     client = EngineClient(options)
     app = ChatApp(client, params, settings, store)

@@ -41,6 +41,10 @@ def step_chat(step: int, app: ChatApp, _: str) -> None:
     app.go_to((app.active + step) % len(app.tabs))
 
 
+def go_to(index: int, app: ChatApp, _: str) -> None:
+    app.go_to(index)
+
+
 def move_chat(step: int, app: ChatApp, _: str) -> None:
     """Swap the tab with its neighbour."""
     at, to = app.active, app.active + step
@@ -87,6 +91,10 @@ COMMANDS: tuple[Command[ChatApp], ...] = (
     Command("reopen_chat", "open the chat closed last", reopen_chat, "alt+t", "reopen"),
     Command("previous_chat", "previous chat", partial(step_chat, -1), "ctrl+pageup"),
     Command("next_chat", "next chat", partial(step_chat, 1), "ctrl+pagedown"),
+    *(
+        Command(f"chat_{n}", "chats 1 to 9" if n == 1 else "", partial(go_to, n - 1), f"alt+{n}")
+        for n in range(1, 10)
+    ),
     Command("move_left", "move this tab left", partial(move_chat, -1), "alt+pageup"),
     Command("move_right", "move this tab right", partial(move_chat, 1), "alt+pagedown"),
     Command("find_chat", "find a saved chat", find_chat, "ctrl+o", "chats"),

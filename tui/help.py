@@ -15,23 +15,26 @@ from textual.widgets import Static
 _INTRO = (
     "Enter sends, Ctrl+J (or Shift+Enter) makes a new line, Up and Down bring back earlier "
     "prompts, Tab completes slash commands and file names. A prompt sent while an answer runs "
-    "waits its turn. Shift+Tab moves into the transcript: Up and Down choose a message for edit, "
-    "fork and copy. Begin with // to send a prompt that starts with a slash."
+    "waits its turn. {browse} moves into the transcript: Up and Down choose a message for edit, "
+    "fork and copy. Begin with // to send a prompt that starts with a slash. Any command takes a "
+    'key of yours in the settings file, under [keys]: new_chat = "ctrl+n"; a wrong name there is '
+    "answered with all there are."
 )
 
 
 class HelpScreen(ModalScreen[None]):
-    """rows: name, what, key and slash form of each command."""
+    """rows: name, what, key and slash form of each command. browse: the key for the transcript."""
 
     BINDINGS: ClassVar = [("escape,f1,q,enter", "app.pop_screen", "back")]
 
-    def __init__(self, rows: Sequence[tuple[str, str, str, str]]) -> None:
+    def __init__(self, rows: Sequence[tuple[str, str, str, str]], browse: str) -> None:
         super().__init__()
+        self._browse = browse
         self._rows = rows
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help"):
-            yield Static(Text(_INTRO))
+            yield Static(Text(_INTRO.format(browse=self._browse)))
             yield Static(self._table())
 
     def _table(self) -> Table:

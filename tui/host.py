@@ -109,7 +109,8 @@ class AppHost:
         self._app.copy(text, what)
 
     def help(self) -> None:
-        self._app.push_screen(HelpScreen(self._app.keys_in_force()))
+        browse = self._app.keymap.shown("browse")
+        self._app.push_screen(HelpScreen(self._app.keys_in_force(), browse))
 
     def leave(self) -> None:
         self._app.exit(0)

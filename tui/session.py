@@ -147,7 +147,7 @@ class Session:
         if self._worked and self.client.options != self._options:  # the change was for the worse
             self.client.options = self._options
             then = f"goes back to {one_line(self._worked.model)}"
-        line = f"{why}. Nothing is lost; {self._app.key_of('retry')} {then}."
+        line = f"{why}. Nothing is lost; {self._app.keymap.shown('retry')} {then}."
         for tab in self._app.tabs:
             if tab.busy or tab is self._app.tab:
                 tab.interrupted("died")

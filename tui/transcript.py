@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -28,14 +28,6 @@ _DRAWN_LINES = 4000  # remembered as drawn
 _BLANK = Strip([])
 _MARGIN = 2  # cells left and right of the text
 _MAX_TEXT_WIDTH = 100  # longer lines are hard to read
-_WELCOME = (
-    "",
-    "  Ask something below.",
-    "",
-    "  Enter sends, Ctrl+J makes a new line, Esc stops an answer.",
-    "  Ctrl+T opens another chat; chats answer side by side.",
-    "  F3 shows or hides the panel.",
-)
 
 
 class Transcript(ScrollView, can_focus=True):
@@ -60,8 +52,10 @@ class Transcript(ScrollView, can_focus=True):
     class CursorMoved(Message):
         """The cursor is on another message, or gone."""
 
-    def __init__(self, chat: Chat, palette: Palette) -> None:
+    def __init__(self, chat: Chat, palette: Palette, welcome: Sequence[str]) -> None:
+        """welcome: what an empty chat says."""
         super().__init__(id="transcript")
+        self._welcome = welcome
         self.speaker = "Assistant"
         self.raw = False  # exact text in place of drawn Markdown
         self.thoughts = False  # reasoning unfolded
@@ -177,7 +171,7 @@ class Transcript(ScrollView, can_focus=True):
         old = self._lines
         lines, starts = self._edge(self._first, "↑", "earlier"), []
         if not self._chat.messages:
-            lines = [Strip([Segment(line, self._renderer.palette.muted)]) for line in _WELCOME]
+            lines = [Strip([Segment(line, self._renderer.palette.muted)]) for line in self._welcome]
         for message in self._chat.messages[self._first : self._last]:
             starts.append(len(lines))
             lines += self._turn(message).lines

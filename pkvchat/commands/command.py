@@ -23,8 +23,8 @@ def no_completion(_host: object, _start: str) -> list[str]:
 class Command(Generic[H]):
     """run: takes the host and the text after the slash command's name ("" from key or palette).
 
-    keys: Textual's key names, "" for none. slash: the name after "/", "" for none.
-    argument: how the help shows what follows the slash name.
+    what: one line; "" keeps it out of lists. keys: Textual's key names, "" for none.
+    slash: the name after "/", "" for none. argument: how the help shows what follows the slash name.
     """
 
     name: str
