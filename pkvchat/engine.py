@@ -9,14 +9,13 @@ its token is dropped, and what it writes to the KV lies beyond the tokens that c
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.policy import Policy
-from pkvchat.kernels.strategy import Strategy
 from pkvchat.models.causal_lm import CausalLM
 
+from .attention_kernels import AttentionKernels
 from .in_flight import InFlight
 from .mark import Mark
 from .pace import PrefillPace
@@ -77,21 +76,21 @@ class Engine:
         context: int,
         *,
         max_chunk: int = PREFILL_CHUNK,
-        strategies: Mapping[str, Strategy] = {},
+        kernels: AttentionKernels | None = None,
         ahead: bool | None = None,
     ) -> None:
         """num_pages: of the KV cache, the scratch page among them. context: tokens of a chat.
 
-        max_chunk: prompt tokens that a step has memory for. strategies: those that are made
-        already. ahead: enqueue a step before the tokens of the one before are known; None does so
-        on CUDA. Raises torch.OutOfMemoryError where the cache cannot be allocated.
+        max_chunk: prompt tokens that a step has memory for. kernels: None makes what is asked for.
+        ahead: enqueue a step before the tokens of the one before are known; None does so on CUDA.
+        Raises torch.OutOfMemoryError where the cache cannot be allocated.
         """
         self.context = context
         self.device = shape.device
         self.pool = PagePool(num_pages)
         self.scheduler = Scheduler(self.pool, shape.page_size)
         self._notices: list[str] = []
-        self.runner = ModelRunner(model, shape, num_pages, policy, self._notices.append, strategies)
+        self.runner = ModelRunner(model, shape, num_pages, policy, self._notices.append, kernels)
         self.sampler = Sampler(shape.device)
         self.pace = PrefillPace(max_chunk)
         self._ahead = shape.device.type == "cuda" if ahead is None else ahead

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +10,11 @@ import torch
 from pkvchat.kernels.batch import AttentionShape, DecodeBatch, PrefillChunk
 from pkvchat.kernels.kv import allocate_kv, copy_pages
 from pkvchat.kernels.policy import Decision, Policy
-from pkvchat.kernels.registry import create_strategy
 from pkvchat.kernels.step import StepAttention
 from pkvchat.kernels.strategy import Strategy
 from pkvchat.models.causal_lm import CausalLM
 
+from .attention_kernels import AttentionKernels
 from .graph_runner import DecodeGraphs
 from .in_flight import Sampled
 from .mark import Mark
@@ -48,14 +48,14 @@ class ModelRunner:
         num_pages: int,
         policy: Policy,
         notify: Callable[[str], None],
-        strategies: Mapping[str, Strategy] = {},
+        kernels: AttentionKernels | None = None,
     ) -> None:
-        """notify: takes a line that a person should know. strategies: those that are made."""
+        """notify: takes a line that a person should know. kernels: None makes what is asked for."""
         self.model = model
         self.shape = shape
         self.policy = policy
         self.kv_layers = allocate_kv(model.config.num_layers, num_pages, shape)
-        self._strategies = dict(strategies)
+        self._kernels = kernels or AttentionKernels()
         self._launched: Mark | None = None  # of the last step
         longest = -(-model.config.context_length // shape.page_size)
         self.graphs = (
@@ -116,6 +116,7 @@ class ModelRunner:
             decode,
             self._strategy(decision.strategy) if decision else None,
             [self._chunk(seq, count) for seq, count in schedule.prefills],
+            self._kernels.prefill,
         )
         at, rows = self._upload(positions), self._upload(logit_rows)
         return sampled, lambda: self.model.forward(token_ids, at, attend, rows)
@@ -151,9 +152,7 @@ class ModelRunner:
         return [seq.pages[i // size] * size + i % size for i in range(start, end)]
 
     def _strategy(self, name: str) -> Strategy:
-        if name not in self._strategies:
-            self._strategies[name] = create_strategy(name, self.shape)
-        return self._strategies[name]
+        return self._kernels.strategy(name, self.shape)
 
     def _upload(self, values: object, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return upload(values, self.shape.device, dtype)

@@ -13,6 +13,8 @@ from pkvchat.kernels.step import StepAttention
 from pkvchat.kernels.strategy import Strategy
 from pkvchat.models.causal_lm import CausalLM
 
+from .attention_kernels import AttentionKernels
+
 CHUNKS = (4096, 2048, 1024, 512, 256, 128)  # prompt tokens in a step, the most to choose first
 CHUNK_PART = 10  # of the free memory, that reading one may take
 
@@ -20,8 +22,10 @@ CHUNK_PART = 10  # of the free memory, that reading one may take
 class Workspace:
     """Runs steps whose KV all lies in one page, on CUDA. What they compute means nothing."""
 
-    def __init__(self, model: CausalLM, shape: AttentionShape, context: int) -> None:
-        self.model, self.shape, self.context = model, shape, context
+    def __init__(
+        self, model: CausalLM, shape: AttentionShape, kernels: AttentionKernels, context: int
+    ) -> None:
+        self.model, self.shape, self.kernels, self.context = model, shape, kernels, context
         self._kv_layers = allocate_kv(model.config.num_layers, 1, shape)
 
     def choose_chunk(self, free: int) -> tuple[int, int]:
@@ -65,7 +69,13 @@ class Workspace:
         before = torch.cuda.memory_allocated(device)
         ids, last = self._zeros(num_tokens), self._zeros(1)
         attend = StepAttention(
-            self._kv_layers, self.model.layer_specs, ids, decode, strategy, chunks
+            self._kv_layers,
+            self.model.layer_specs,
+            ids,
+            decode,
+            strategy,
+            chunks,
+            self.kernels.prefill,
         )
         self.model.forward(ids, ids, attend, last)
         torch.cuda.synchronize(device)
