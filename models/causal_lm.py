@@ -52,4 +52,6 @@ class CausalLM(Protocol):
         """Bytes of weights held."""
 
     def step_nbytes(self) -> int:
-        """Bytes of weights that each step reads: all but a table of which it takes a few rows."""
+        """Bytes of weights that a step for one token reads: all but a table of which it takes a
+        row, and of experts those that one token chooses.
+        """

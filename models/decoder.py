@@ -60,7 +60,8 @@ class Decoder:
             else weights.table("output", config.vocab_size, config.hidden_size)
         )
         weights.finish()
-        self._nbytes, self._step_nbytes = weights.nbytes, weights.nbytes - table
+        self._nbytes = weights.nbytes
+        self._step_nbytes = weights.nbytes - table - self._unread(weights.expert_nbytes)
 
     @torch.inference_mode()
     def forward(
@@ -92,6 +93,11 @@ class Decoder:
         if cap := self.config.logit_softcap:
             logits = cap * torch.tanh(logits / cap)
         return logits
+
+    def _unread(self, expert_nbytes: int) -> int:
+        """Of the experts' bytes, those that a step for one token has no use for."""
+        experts = self.config.experts
+        return expert_nbytes - expert_nbytes * experts.per_token // experts.count if experts else 0
 
     def nbytes(self) -> int:
         """Bytes of weights held."""

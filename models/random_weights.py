@@ -13,7 +13,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from pkvchat.kernels.linear import LinearTypes
 
 from .checkpoint import Blocks, Shape
-from .config import ModelConfig, RopeConfig
+from .config import ExpertConfig, ModelConfig, RopeConfig
 from .decoder import Decoder
 from .errors import ModelError
 from .fit import fit
@@ -34,6 +34,21 @@ SHAPES = {
         context_length=131072,
         rms_norm_eps=1e-5,
         ropes=(RopeConfig(theta=500000.0),),
+    ),
+    "qwen3-30b-a3b": ModelConfig(
+        architecture="qwen3moe",
+        vocab_size=151936,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_layers=48,
+        num_qo_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        context_length=40960,
+        rms_norm_eps=1e-6,
+        ropes=(RopeConfig(theta=1e6),),
+        qk_norm=True,
+        experts=ExpertConfig(count=128, per_token=8, intermediate_size=768, normalise=True),
     ),
 }
 QUANTS = ("bf16", "Q8_0", "Q4_K_M")
@@ -92,12 +107,12 @@ class RandomCheckpoint:
         kind = self._type(name)
         if kind not in _SCALES:
             return None
-        rows = self.shapes[name][0]
+        rows = math.prod(self.shapes[name][:-1])
         return Blocks(kind, (rows, self.nbytes(name) // rows), partial(self._fill_blocks, name))
 
     def _fill_blocks(self, name: str, out: torch.Tensor) -> tuple[()]:
         """Leaves nothing to other threads: they would take turns at the generator by chance."""
-        kind, width = self._type(name), self.shapes[name][1]
+        kind, width = self._type(name), self.shapes[name][-1]
         _, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
         torch.randint(0, 256, out.shape, generator=self._random, out=out)
         for start, scale in _SCALES[kind].items():
@@ -109,19 +124,19 @@ class RandomCheckpoint:
         if out.dim() == 1:
             out.fill_(1.0)
         else:
-            out.normal_(std=out.shape[1] ** -0.5, generator=self._random)
+            out.normal_(std=out.shape[-1] ** -0.5, generator=self._random)
         return ()
 
     def _type(self, name: str) -> str:
         """GGUF's type of a tensor. Q4_K_M's mix is llama.cpp's: more bits where it pays."""
-        if len(self.shapes[name]) == 1:
+        if len(self.shapes[name]) == 1 or "_inp." in name:
             return "F32"
         if self.quant != "Q4_K_M":
             return self.quant.upper()
         if name == "output.weight":
             return "Q6_K"
         part = name.split(".")[-2]
-        if part not in ("attn_v", "ffn_down"):
+        if part.removesuffix("_exps") not in ("attn_v", "ffn_down"):
             return "Q4_K"
         layer, eighth = int(name.split(".")[1]), self.config.num_layers // 8
         inner = range(eighth + 2, self.config.num_layers - eighth, 3)
@@ -139,7 +154,7 @@ _SCALES = {
 
 
 def _shapes(config: ModelConfig) -> dict[str, Shape]:
-    hidden, ffn = config.hidden_size, config.intermediate_size
+    hidden, ffn, experts = config.hidden_size, config.intermediate_size, config.experts
     shapes: dict[str, Shape] = {
         "token_embd.weight": (config.vocab_size, hidden),
         "output_norm.weight": (hidden,),
@@ -154,9 +169,18 @@ def _shapes(config: ModelConfig) -> dict[str, Shape]:
             "attn_v": (config.kv_size, hidden),
             "attn_output": (hidden, config.q_size),
             "ffn_norm": (hidden,),
-            "ffn_gate": (ffn, hidden),
-            "ffn_up": (ffn, hidden),
-            "ffn_down": (hidden, ffn),
         }
+        if config.qk_norm:
+            parts |= {"attn_q_norm": (config.head_dim,), "attn_k_norm": (config.head_dim,)}
+        if experts:
+            count, each = experts.count, experts.intermediate_size
+            parts |= {
+                "ffn_gate_inp": (count, hidden),
+                "ffn_gate_exps": (count, each, hidden),
+                "ffn_up_exps": (count, each, hidden),
+                "ffn_down_exps": (count, hidden, each),
+            }
+        else:
+            parts |= {"ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden), "ffn_down": (hidden, ffn)}
         shapes |= {f"blk.{layer}.{part}.weight": shape for part, shape in parts.items()}
     return shapes

@@ -48,6 +48,7 @@ class WeightPlan:
         """dtype: of norms, biases and activations; types: of matrices."""
         self.checkpoint, self.device, self.dtype, self.types = checkpoint, device, dtype, types
         self.nbytes = 0  # of everything handed out, as a step for few rows reads it
+        self.expert_nbytes = 0  # of those, in routed experts
         self.held = 0  # with the copies for many rows
         self.packed: set[str] = set()  # quant types that products read as they are
         self._widened: set[str] = set()  # quant types that had to be dequantised
@@ -92,8 +93,11 @@ class WeightPlan:
         tensor = {f"{name}.weight": (count, rows, width)}
         if blocks := self._blocks(tensor):
             ((kind, raw),) = blocks
+            self.expert_nbytes += raw.nbytes
             return self._stored_experts(kind, raw, rows)
-        return dense_experts(self._dense(tensor, self.types.weight), self.types)
+        weight = self._dense(tensor, self.types.weight)
+        self.expert_nbytes += weight.nbytes
+        return dense_experts(weight, self.types)
 
     def finish(self) -> None:
         """To be called after the last one: are there tensors that the model has no place for?"""

@@ -346,7 +346,7 @@ def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
         help="adaptive, forced-STRATEGY, or a list, whose runs take turns [adaptive]",
     )
     parser.add_argument(
-        "--random-weights", metavar="SHAPE", help="no model file: random weights of llama-3-8b"
+        "--random-weights", metavar="SHAPE", help="no model file: random weights of llama-3-8b or qwen3-30b-a3b"
     )
     parser.add_argument(
         "--quant", default="Q4_K_M", help="of random weights: bf16, Q8_0, Q4_K_M [%(default)s]"

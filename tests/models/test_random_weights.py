@@ -14,6 +14,7 @@ from pkvchat.kernels.linear import LinearTypes
 from pkvchat.models.decoder import Decoder
 from pkvchat.models.errors import ModelError
 from pkvchat.models.random_weights import QUANTS, SHAPES, RandomCheckpoint, random_model
+from pkvchat.models.weight_plan import WeightPlan
 from pkvchat.models.weights import WeightReader
 
 CPU = torch.device("cpu")
@@ -32,6 +33,16 @@ def test_q4_k_m_gives_half_of_the_layers_more_bits():
     for part in ("attn_v", "ffn_down"):
         types = Counter(checkpoint._type(f"blk.{i}.{part}.weight") for i in range(32))
         assert types == {"Q6_K": 16, "Q4_K": 16}
+
+
+def test_a_step_reads_only_chosen_experts():
+    """Qwen3-30B-A3B has 3.3 billion active parameters, 0.3 of them a table."""
+    config = SHAPES["qwen3-30b-a3b"]
+    checkpoint = RandomCheckpoint(config, "bf16", CPU)
+    plan = WeightPlan(checkpoint, CPU, torch.float32, LinearTypes.uniform(torch.bfloat16))
+    model = Decoder(config, plan)
+    assert model.nbytes() / 2e9 == pytest.approx(30.5, abs=0.1)
+    assert model.step_nbytes() / 2e9 == pytest.approx(3.03, abs=0.05)
 
 
 @pytest.mark.parametrize("name", ["blk.0.attn_k.weight", "blk.0.attn_v.weight"])

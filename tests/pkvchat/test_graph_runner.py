@@ -13,6 +13,7 @@ from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.linear import LinearTypes
 from pkvchat.kernels.policy import Decision
 from pkvchat.kernels.registry import why_unavailable
+from pkvchat.models.config import ExpertConfig, ModelConfig
 from pkvchat.models.decoder import Decoder
 from pkvchat.models.random_weights import SHAPES, RandomCheckpoint
 from pkvchat.models.weights import WeightReader
@@ -50,12 +51,12 @@ class Alternating:
         pass
 
 
-def make_model(dtype: torch.dtype) -> Decoder:
+def make_model(dtype: torch.dtype, config: ModelConfig = CONFIG, quant: str = "bf16") -> Decoder:
     device = torch.device("cuda")
-    checkpoint = RandomCheckpoint(CONFIG, "bf16", device)
-    types = LinearTypes.uniform(dtype)
+    checkpoint = RandomCheckpoint(config, quant, device)
+    types = replace(LinearTypes.uniform(dtype), packed_bits=8)
     return Decoder(
-        CONFIG, WeightReader(checkpoint, device, dtype, types, lambda stage, done, total: None)
+        config, WeightReader(checkpoint, device, dtype, types, lambda stage, done, total: None)
     )
 
 
@@ -96,6 +97,18 @@ def test_same_text_with_graphs_and_without():
     captured, count = answers(model, strategies)
     assert none == 0
     assert count > 4
+    assert captured == eager
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quant", ["bf16", "Q8_0"])
+def test_same_text_with_experts(quant):
+    experts = ExpertConfig(count=8, per_token=2, intermediate_size=256, normalise=True)
+    model = make_model(torch.float32, replace(CONFIG, experts=experts), quant)
+    eager, none = answers(model, ("split", "sdpa"), capture=False)
+    captured, count = answers(model, ("split", "sdpa"))
+    assert none == 0
+    assert count > 2
     assert captured == eager
 
 
