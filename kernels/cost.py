@@ -10,6 +10,7 @@ is linear in the constants, so that a least-squares fit on the device finds them
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the policies' names are known without torch
     from .batch import AttentionShape
 
+_ALL_PAGES = 1 << 60
 _RESIDENT = 2  # programs that a streaming multiprocessor holds of each kernel here
 _MIN_TOKENS = 64  # that the Triton kernels give a program at least
 _FLASHINFER_MIN_TOKENS = 128  # likewise
@@ -73,6 +75,7 @@ class CostModel:
     """Work and time of each strategy for one shape on one device.
 
     workers: what runs side by side, threads on CPU and streaming multiprocessors on CUDA.
+    windows: in tokens, of those of the num_layers layers that have a sliding window.
     """
 
     def __init__(
@@ -81,14 +84,26 @@ class CostModel:
         workers: int,
         costs: dict[str, StrategyCost],
         num_layers: int,
+        windows: Sequence[int] = (),
     ) -> None:
         self.shape, self.workers = shape, workers
         self.costs, self.num_layers = costs, num_layers
+        # Pages that a layer sees at most, and the share of the layers that do.
+        self._seen = [
+            (window // shape.page_size + 1, count / num_layers)
+            for window, count in Counter(windows).items()
+        ]
+        if len(windows) < num_layers:
+            self._seen.append((_ALL_PAGES, 1 - len(windows) / num_layers))
 
     def predict(self, strategy: str, tiles: Sequence[int], num_splits: int) -> float:
-        """Microseconds of one layer for rows of ``tiles`` pages each."""
-        work = strategy_work(strategy, tiles, num_splits, self.shape, self.workers)
-        return self.costs[strategy].predict(work, self.num_layers)
+        """Microseconds of an average layer for rows of ``tiles`` pages each."""
+        longest, us = max(tiles), 0.0
+        for most, share in self._seen:
+            seen = tiles if most >= longest else [min(row, most) for row in tiles]
+            work = strategy_work(strategy, seen, num_splits, self.shape, self.workers)
+            us += share * self.costs[strategy].predict(work, self.num_layers)
+        return us
 
 
 def split_choices(

@@ -57,15 +57,16 @@ def create_policy(
     calibration: Calibration,
     available: Sequence[str],
     num_layers: int,
+    windows: Sequence[int] = (),
 ) -> Policy:
-    """num_layers: over which one step's planning is spread.
+    """num_layers: over which one step's planning is spread. windows: see CostModel.
 
     Raises ValueError for an unknown name, StrategyUnavailable for a forced strategy that is not
     in ``available``.
     """
     if name not in policy_names():
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}")
-    model = CostModel(shape, calibration.workers, calibration.costs, num_layers)
+    model = CostModel(shape, calibration.workers, calibration.costs, num_layers, windows)
     if not name.startswith(_FORCED):
         return CostPolicy(name, [s for s in STRATEGIES if s in available], model)
     forced = name.removeprefix(_FORCED)

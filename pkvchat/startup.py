@@ -138,9 +138,10 @@ def build_engine(
     num_pages, context, note = size_cache(
         *sizes, config.context_length, options.context, options.kv_memory, workspace
     )
+    windows = [spec.window for spec in model.layer_specs if spec.window]
 
     def make_policy(name: str) -> Policy:
-        return create_policy(name, shape, calibration, available, config.num_layers)
+        return create_policy(name, shape, calibration, available, config.num_layers, windows)
 
     policy = make_policy(options.policy)
     while True:

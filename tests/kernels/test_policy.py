@@ -142,6 +142,17 @@ def test_a_comparison_is_of_the_rows_there_are(before, after):
     assert grown or decision == anew
 
 
+def test_layers_with_a_window_are_charged_for_what_they_see():
+    def predicted(lengths, windows):
+        given = create_policy("forced-sdpa", CPU, CALIBRATION, ON_CPU, 4, windows)
+        return given.choose(lengths).predicted_us["sdpa"]
+
+    everywhere, near = predicted((8000, 300), []), predicted((1024, 300), [])
+    assert predicted((8000, 300), [1008] * 3) == pytest.approx((everywhere + 3 * near) / 4, abs=0.1)
+    assert predicted((800, 300), [1008] * 3) == predicted((800, 300), [])
+    assert predicted((8000, 300), [1008, 16, 16, 16]) < (everywhere + 3 * near) / 4
+
+
 def reason_for(us, lengths=(900,), **options):
     """The reason where each strategy takes so many us, whatever the work."""
     costs = {name: StrategyCost(0, 0, 0, 0, 0, 0, eager=each) for name, each in us.items()}
