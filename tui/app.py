@@ -23,7 +23,7 @@ from pkvchat.open_chat import OpenChat
 from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
-from pkvchat.store import ChatStore, store_path
+from pkvchat.store import ChatStore
 
 from . import registry, view_commands
 from .composer import Composer
@@ -36,9 +36,9 @@ from .link import EngineEvents
 from .pace import Pace
 from .palette import CALM_DARK, CALM_LIGHT, THEME_NAMES, Palette
 from .panel import Panel
-from .saver import Saver
+from .saver import Saver, open_store
 from .session import Session
-from .status import StatusLine, describe
+from .status import StatusLine, describe, hints
 from .tabstrip import TabStrip
 from .token_count import TokenCount
 from .transcript import Transcript
@@ -187,7 +187,10 @@ class ChatApp(App[int]):
         typed = self.token_count.line()
         self.composer.border_subtitle = typed if self.tab.busy else ""
         state, style = describe(self.tab, self.session, typed, self.status.palette)
-        self.status.show(state, style, self._hints())
+        browsing = self.transcript.cursor is not None
+        self.status.show(
+            state, style, hints(self.tab, self.session, self.keymap, browsing=browsing)
+        )
 
     def changed(self, tab: OpenChat) -> None:
         """Draw and save a chat that something happened to."""
@@ -200,24 +203,6 @@ class ChatApp(App[int]):
 
     def _wake(self) -> None:
         self._pulse.resume()
-
-    def _hints(self) -> str:
-        if self.session.state.dead:
-            return self._keys("retry", "quit")
-        if self.transcript.cursor is not None:
-            return "c copy  b code  e edit  f fork  ←→ answers  Enter back"
-        if self.tab.busy:
-            return self._keys("stop", "help")
-        return self._keys("help", "palette", "new_chat", "find_chat", "quit")
-
-    def _keys(self, *names: str) -> str:
-        short = {"retry": "restart", "palette": "commands", "find_chat": "chats", "new_chat": "new"}
-        return "  ".join(f"{self.keymap.shown(name)} {short.get(name, name)}" for name in names)
-
-    def keys_in_force(self) -> list[tuple[str, str, str, str]]:
-        """Name, what it does, key and slash form of the commands to list."""
-        commands = registry.COMMANDS.by_name.values()
-        return [(c.name, c.what, self.keymap.shown(c.name), c.usage) for c in commands if c.what]
 
     # --- what the engine says -----------------------------------------------------------------
 
@@ -390,7 +375,7 @@ def run(options: EngineOptions, params: SamplingParams, settings: Settings) -> i
     if settings.theme and settings.theme not in names:
         raise UsageError(f"theme {settings.theme!r} does not exist; one of {', '.join(names)}")
     Keymap(settings.keys)
-    store, note = _open_store()
+    store, note = open_store()
     client = EngineClient(options)
     app = ChatApp(client, params, settings, store)
     client.start()  # before Textual takes standard error, which multiprocessing passes on
@@ -398,14 +383,3 @@ def run(options: EngineOptions, params: SamplingParams, settings: Settings) -> i
         app.call_later(app.notify, note, severity="warning", markup=False, timeout=10)
     app.run(mouse=settings.mouse)
     return app.return_code or 0
-
-
-def _open_store() -> tuple[ChatStore | None, str]:
-    """The saved chats, and what the person should know about them."""
-    try:
-        store = ChatStore(store_path())
-    except ChatError as error:
-        return None, str(error)
-    if not store.owns_tabs:
-        return store, "Another pkvchat shows your tabs; Ctrl+O opens any saved chat."
-    return store, store.note

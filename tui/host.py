@@ -110,7 +110,7 @@ class AppHost:
 
     def help(self) -> None:
         browse = self._app.keymap.shown("browse")
-        self._app.push_screen(HelpScreen(self._app.keys_in_force(), browse))
+        self._app.push_screen(HelpScreen(self._app.keymap.rows(), browse))
 
     def leave(self) -> None:
         self._app.exit(0)

@@ -54,6 +54,11 @@ class Keymap:
             for command in COMMANDS.by_name.values()
         }
 
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Name, what it does, key and slash form of each command that is to be listed."""
+        commands = [command for command in COMMANDS.by_name.values() if command.what]
+        return [(c.name, c.what, self.shown(c.name), c.usage) for c in commands]
+
     def shown(self, name: str) -> str:
         """The first key of command ``name`` as a person reads it: ^PgUp; "" where it has none."""
         first = self._keys[name].split(",")[0]

@@ -35,7 +35,7 @@ class CommandProvider(Provider):
         app: ChatApp = self.app  # type: ignore[assignment]
         return [
             (f"{what}  {keys}".rstrip(), partial(app.command, name))
-            for name, what, keys, slash in app.keys_in_force()
+            for name, what, keys, slash in app.keymap.rows()
             if name != "palette" and (keys or slash)
         ]
 

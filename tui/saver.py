@@ -7,12 +7,23 @@ from typing import TYPE_CHECKING
 
 from pkvchat.errors import ChatError
 from pkvchat.open_chat import OpenChat
-from pkvchat.store import ChatStore
+from pkvchat.store import ChatStore, store_path
 
 if TYPE_CHECKING:
     from .app import ChatApp
 
 _SAVE_S = 1.0
+
+
+def open_store() -> tuple[ChatStore | None, str]:
+    """The saved chats, and what the person should know about them."""
+    try:
+        store = ChatStore(store_path())
+    except ChatError as error:
+        return None, str(error)
+    if not store.owns_tabs:
+        return store, "Another pkvchat shows your tabs; the chats that were saved can be opened."
+    return store, store.note
 
 
 class Saver:

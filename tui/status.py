@@ -11,6 +11,7 @@ from pkvchat.clean import one_line
 from pkvchat.messages import Ready
 from pkvchat.open_chat import OpenChat, Phase
 
+from .keymap import Keymap
 from .line_widget import LineWidget
 from .palette import Palette
 from .session import EngineState, Session
@@ -57,6 +58,25 @@ def describe(tab: OpenChat, session: Session, typed: str, palette: Palette) -> t
     if tab.phase is Phase.DECODE:
         return f"answering, {session.meter.now():.1f} tokens/s", palette.good
     return typed or _used(tab, engine.ready), palette.muted
+
+
+def hints(tab: OpenChat, session: Session, keymap: Keymap, *, browsing: bool) -> str:
+    """The keys that matter now. browsing: they go to the transcript."""
+    if session.state.dead:
+        names = {"retry": "restart", "quit": "quit"}
+    elif browsing:
+        return "c copy  b code  e edit  f fork  ←→ answers  Enter back"
+    elif tab.busy:
+        names = {"stop": "stop", "help": "help"}
+    else:
+        names = {
+            "help": "help",
+            "palette": "commands",
+            "new_chat": "new",
+            "find_chat": "chats",
+            "quit": "quit",
+        }
+    return "  ".join(f"{keymap.shown(name)} {what}" for name, what in names.items())
 
 
 def _used(tab: OpenChat, ready: Ready) -> str:
