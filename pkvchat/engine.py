@@ -11,6 +11,8 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
+import torch
+
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.policy import Policy
 from pkvchat.models.causal_lm import CausalLM
@@ -18,7 +20,7 @@ from pkvchat.models.causal_lm import CausalLM
 from .attention_kernels import AttentionKernels
 from .in_flight import InFlight
 from .mark import Mark
-from .pace import PrefillPace
+from .pace import MIN_CHUNK, PrefillPace
 from .pages import PagePool
 from .runner import ModelRunner
 from .sampler import Sampler
@@ -28,6 +30,9 @@ from .sequence import Answer, Sequence
 from .steps import StepRecord
 
 PREFILL_CHUNK = 512  # prompt tokens a step at most, where nothing else is said
+_OUT_OF_MEMORY = (
+    "the device is out of memory: end what else uses it, or start again with a smaller --kv-memory"
+)
 
 
 class RequestRefused(Exception):
@@ -174,12 +179,19 @@ class Engine:
         An empty output when there is nothing to do, or nothing there yet.
         """
         output = StepOutput()
-        former = self._in_flight
-        enqueued = self._enqueue(former, output)
+        former, enqueued = self._in_flight, None
+        short = False
+        try:
+            enqueued = self._enqueue(former, output)
+        except torch.OutOfMemoryError:
+            short = True
+        if short:  # no longer inside of "except", which keeps alive what the step had allocated
+            self._make_do(output)
         ready, self._in_flight = (former, enqueued) if self._ahead else (enqueued, None)
         if ready is not None:
             self._collect(ready, output)
-        output.notices, self._notices[:] = list(self._notices), []
+        output.notices += self._notices
+        self._notices.clear()
         return output
 
     def _enqueue(self, former: InFlight | None, output: StepOutput) -> InFlight | None:
@@ -216,6 +228,28 @@ class Engine:
             result.launched,
             Mark(self.device),
         )
+
+    def _make_do(self, output: StepOutput) -> None:
+        """The device had no memory for a step: need less of it, and have the step tried again."""
+        graphs = self.runner.graphs
+        if graphs:
+            graphs.clear()
+            output.notices.append(
+                "the device is out of memory: decoding goes on without CUDA graphs, more slowly "
+                "(a smaller --kv-memory leaves more room)"
+            )
+        elif self.pace.max_chunk > MIN_CHUNK:
+            self.pace.max_chunk //= 2
+            output.notices.append(
+                "the device is out of memory: prompts are read more slowly, in chunks of "
+                f"{self.pace.max_chunk} tokens"
+            )
+        else:
+            for seq in self.scheduler.active():
+                output.ended.append((seq.chat_id, _OUT_OF_MEMORY))
+                self._finish(seq)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _collect(self, step: InFlight, output: StepOutput) -> None:
         """Wait for a step, and hand out what came of it for answers that are still under way."""

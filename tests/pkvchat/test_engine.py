@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -265,3 +266,52 @@ def test_closing_an_answering_chat_frees_everything(make_engine: MakeEngine) -> 
     engine.close("x")
     assert engine.idle
     assert engine.pool.num_used == 0
+
+
+class Narrow:
+    """A model on a device that has no memory for more than some tokens at once."""
+
+    def __init__(self, model: CausalLM, most: int) -> None:
+        self._model, self.most = model, most
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+    def forward(self, token_ids: torch.Tensor, *others: Any) -> torch.Tensor:
+        if len(token_ids) > self.most:
+            raise torch.OutOfMemoryError("tried to allocate more than there is")
+        return self._model.forward(token_ids, *others)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_device_without_memory_for_a_step_gets_smaller_ones(
+    make_engine: MakeEngine, model: CausalLM, expected: dict[str, list[int]], ahead: bool
+) -> None:
+    engine = make_engine(ahead=ahead)
+    engine.runner.model = Narrow(model, 40)
+    for name, prompt in PROMPTS.items():
+        engine.submit(name, prompt, GREEDY)
+    notices, out = [], {name: [] for name in PROMPTS}
+    while not engine.idle:
+        output = engine.step()
+        notices += output.notices
+        for token in output.tokens:
+            out[token.chat_id].append(token.token_id)
+    assert out == expected
+    assert [line.split()[-2] for line in notices] == ["256", "128", "64", "32"]
+
+
+def test_a_device_without_memory_for_the_least_step_ends_the_answers(
+    make_engine: MakeEngine, model: CausalLM
+) -> None:
+    engine = make_engine()
+    engine.runner.model = Narrow(model, 0)
+    engine.submit("x", PROMPTS["a"], GREEDY)
+    ended = []
+    while not engine.idle:
+        ended += engine.step().ended
+    assert [chat_id for chat_id, _ in ended] == ["x"]
+    assert "out of memory: end what else uses it" in ended[0][1]
+    engine.runner.model = model
+    assert len(answer(engine, PROMPTS["a"])) == GREEDY.max_tokens
+    engine.scheduler.check_integrity()
