@@ -17,6 +17,7 @@ from .commands.host import Host
 from .commands.registry import Registry
 from .errors import ChatError, startup_errors
 from .messages import (
+    Benched,
     Close,
     Command,
     Delta,
@@ -138,11 +139,16 @@ class Conversation:
         say(text)
 
     def send(self, command: Command) -> None:
-        for event in self._service.handle(command):
+        events = self._service.handle(command)
+        while not self._service.idle:  # a bench; no answer runs while commands are read
+            events += self._service.poll()
+        for event in events:
             match event:
                 case PolicyChanged(name):
                     self._policy = name
                     say(f"policy {name}")
+                case Benched(table):
+                    say(table)
                 case Failed(_, line):
                     raise CommandError(line)
                 case _:

@@ -74,11 +74,16 @@ class SetPolicy:
 
 
 @dataclass(frozen=True)
+class RunBench:
+    """Measure the engine's speed between answers. Chats keep their KV."""
+
+
+@dataclass(frozen=True)
 class Shutdown:
     """End the engine."""
 
 
-Command = Submit | Stop | Close | Fork | CountTokens | SetPolicy | Shutdown
+Command = Submit | Stop | Close | Fork | CountTokens | SetPolicy | RunBench | Shutdown
 
 
 # --- events -----------------------------------------------------------------------------------
@@ -195,6 +200,13 @@ class PolicyChanged:
 
 
 @dataclass(frozen=True)
+class Benched:
+    """The answer to RunBench: a table, for a person."""
+
+    table: str
+
+
+@dataclass(frozen=True)
 class Steps:
     """The decode steps since the last message."""
 
@@ -219,6 +231,7 @@ Event = (
     | Notice
     | Counted
     | PolicyChanged
+    | Benched
     | Steps
     | Died
 )

@@ -13,6 +13,7 @@ from pkvchat.models.tokenizer import Detokenizer
 
 from .engine import ContextFull, RequestRefused, StepOutput, Token
 from .messages import (
+    Benched,
     ChatMessage,
     Close,
     Command,
@@ -26,6 +27,7 @@ from .messages import (
     Notice,
     PolicyChanged,
     Prefilled,
+    RunBench,
     SetPolicy,
     Shutdown,
     Started,
@@ -34,6 +36,7 @@ from .messages import (
     Submit,
 )
 from .options import EngineOptions
+from .short_bench import ShortBench
 from .startup import Progress, start_engine
 from .steps import StepRecord, StepWriter
 
@@ -67,11 +70,12 @@ class ChatService:
         self.ready = self._started.ready
         self._engine = self._started.engine
         self._streams: dict[str, _Stream] = {}
+        self._bench: ShortBench | None = None
 
     @property
     def idle(self) -> bool:
-        """No answer is under way."""
-        return self._engine.idle
+        """No answer is under way, and no bench."""
+        return self._engine.idle and self._bench is None
 
     def handle(self, command: Command) -> list[Event]:
         """Carry out one command; what it has to say comes back at once."""
@@ -91,6 +95,8 @@ class ChatService:
                     return [Counted(chat_id, number, len(self._prompt(command.messages)))]
                 case SetPolicy(name):
                     return self._set_policy(name)
+                case RunBench():
+                    self._bench = self._bench or ShortBench(self._engine)
                 case Shutdown():
                     self.close()
         except (RequestRefused, ModelError, StrategyUnavailable, ValueError) as error:
@@ -100,13 +106,25 @@ class ChatService:
 
     def poll(self) -> list[Event]:
         """Run one step, if there is work, and return what came of it."""
-        if self._engine.idle:
-            return []
-        return self._events(self._engine.step())
+        if not self._engine.idle:
+            return self._events(self._engine.step())
+        return self._run_bench() if self._bench else []
 
     def close(self) -> None:
         if self._steps is not None:
             self._steps.close()
+
+    def _run_bench(self) -> list[Event]:
+        assert self._bench is not None
+        try:
+            table = self._bench.step()
+        except RequestRefused as error:  # answers took the pages meanwhile
+            self._bench = None
+            return [Failed(None, str(error))]
+        if not table:
+            return []
+        self._bench = None
+        return [Benched(table)]
 
     # --- commands -----------------------------------------------------------------------------
 

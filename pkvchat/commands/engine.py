@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from pkvchat.messages import Ready, SetPolicy
+from pkvchat.messages import Ready, RunBench, SetPolicy
 from pkvchat.models.catalogue import CATALOGUE
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import RULES
@@ -133,6 +133,13 @@ def stats(host: Host, _: str) -> None:
     )
 
 
+def bench(host: Host, _: str) -> None:
+    """The table follows once it is measured."""
+    _ready(host)
+    host.say("measuring how fast prompts are read (pp) and tokens decoded (tg)")
+    host.send(RunBench())
+
+
 COMMANDS: tuple[Command[Host], ...] = (
     Command("policy", "choose the policy", policy, "f8", "policy", "NAME", _policy_names),
     Command("model", "go on with another model", model, "", "model", "NAME", _model_names),
@@ -152,5 +159,6 @@ COMMANDS: tuple[Command[Host], ...] = (
         argument="WHAT",
         complete=one_of(("info", "parameters", "template", "system", "strategies")),
     ),
+    Command("bench", "measure the engine", bench, slash="bench"),
     Command("stats", "steps, strategies and speed so far", stats, slash="stats"),
 )

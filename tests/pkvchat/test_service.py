@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pkvchat.engine import Engine, RequestRefused
 from pkvchat.messages import (
+    Benched,
     ChatMessage,
     Close,
     Counted,
@@ -21,6 +23,7 @@ from pkvchat.messages import (
     Fork,
     Notice,
     PolicyChanged,
+    RunBench,
     SetPolicy,
     Started,
     Steps,
@@ -30,6 +33,7 @@ from pkvchat.messages import (
 from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.service import ChatService
+from pkvchat.short_bench import ShortBench
 from pkvchat.steps import StepWriter
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -75,6 +79,40 @@ def run(service: ChatService, *commands: Submit) -> list[Event]:
     while not service.idle:
         events += service.poll()
     return events
+
+
+def test_a_bench_between_answers_leaves_every_chats_kv(service: ChatService) -> None:
+    run(service, ask("kept", "Hello!"))
+    assert service.handle(RunBench()) == []
+    assert not service.idle
+    events: list[Event] = []
+    while not service.idle:
+        events += service.poll()
+    (benched,) = events
+    assert isinstance(benched, Benched)
+    header, prompt, decode = (line.split() for line in benched.table.splitlines())
+    assert header[:2] == ["test", "tokens/s"]
+    assert (prompt[0], decode[0]) == ("pp128", "tg32")
+    assert float(prompt[1]) > 0 < float(decode[1])
+    (started, *_) = service.handle(ask("kept", "Hello!", "Hi", "And?"))
+    assert isinstance(started, Started)
+    assert started.cached_tokens > 20
+    assert service.handle(RunBench()) == [Failed(None, "an answer runs: stop it before /bench")]
+    run(service)
+    for chat in ("kept", "bench-0"):
+        service.handle(Close(chat))
+    assert service._engine.pool.num_used == 0
+
+
+def test_a_bench_takes_no_pages_that_chats_hold(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(num_pages=10)
+    engine.submit("chat", list(range(90)), SamplingParams(max_tokens=1))
+    with pytest.raises(RequestRefused, match="an answer runs"):
+        ShortBench(engine)
+    while not engine.idle:
+        engine.step()
+    with pytest.raises(RequestRefused, match="needs 9 free KV pages and there are 3"):
+        ShortBench(engine)
 
 
 def text(events: list[Event], chat_id: str) -> str:

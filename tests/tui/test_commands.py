@@ -13,7 +13,7 @@ import pytest
 from textual import events
 
 from pkvchat.chats import Chat
-from pkvchat.messages import Close, Delta, Finished, Fork, Ready, SetPolicy
+from pkvchat.messages import Benched, Close, Delta, Finished, Fork, Ready, RunBench, SetPolicy
 from pkvchat.store import ChatStore
 from pkvchat.tui import registry
 from pkvchat.tui.inspector import Inspector
@@ -389,6 +389,20 @@ async def test_the_inspector_shows_filters_and_saves_steps(
         assert "1 steps, sdpa, paused" in screen_text(app)
         await pilot.press("escape")
         assert len(app.screen_stack) == 1
+
+
+async def test_a_bench_prints_its_table_into_the_chat(
+    scripted: Make, make_app: Make, ready: Ready, send: Make, settle: Make, screen_text: Make
+) -> None:
+    engine = scripted()
+    app = make_app(engine)
+    async with app.run_test(size=(100, 30)) as pilot:
+        engine.say(ready)
+        await settle(pilot, lambda: app.session.state.ready)
+        await send(pilot, "/bench")
+        assert engine.sent[-1] == RunBench()
+        engine.say(Benched("test     tokens/s\npp128       712.0"))
+        await settle(pilot, lambda: "pp128       712.0" in screen_text(app))
 
 
 async def test_reasoning_is_folded_until_asked_for(
