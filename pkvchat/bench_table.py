@@ -12,7 +12,7 @@ from .memory import human
 
 Row = dict[str, Any]
 
-_LEAST_WIDTHS = {"test": 18, "t/s": 18, "bound": 8, "of it": 6, "ratio": 5}
+_LEAST_WIDTHS = {"policy": 17, "test": 18, "t/s": 18, "bound": 8, "of it": 6, "ratio": 5}
 
 
 def print_markdown(rows: Iterable[Row]) -> None:

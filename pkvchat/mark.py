@@ -24,5 +24,5 @@ class Mark:
     def since(self, earlier: Mark) -> float:
         """Seconds that the device took from ``earlier``; both have been waited for."""
         if self._event is not None and earlier._event is not None:
-            return earlier._event.elapsed_time(self._event) / 1e3
+            return float(earlier._event.elapsed_time(self._event)) / 1e3
         return self._time - earlier._time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -60,17 +61,30 @@ def make_model(dtype: torch.dtype, config: ModelConfig = CONFIG, quant: str = "b
     )
 
 
-def answers(
-    model: Decoder, strategies: tuple[str, ...], *, graphs: bool = True, capture: bool = True
-) -> tuple[dict[str, list[int]], int]:
-    """Greedy tokens of chats that come, grow, fork and leave; and how many graphs there were.
-
-    capture: False runs what a graph would hold, each time anew.
-    """
+def make_engine(model: Decoder, strategies: tuple[str, ...], **options: Any) -> Engine:
     shape = AttentionShape(8, 2, 64, 16, model.dtype, model.device)
-    engine = Engine(model, shape, Alternating(strategies), num_pages=80, context=1024)
+    options = {"num_pages": 80, "context": 1024, **options}
+    engine = Engine(model, shape, Alternating(strategies), **options)
     # Chunks else follow measured times, and half precision's near ties follow the chunks.
     engine.pace.budget = lambda num_decodes: 64
+    return engine
+
+
+def answers(
+    model: Decoder,
+    strategies: tuple[str, ...],
+    *,
+    graphs: bool = True,
+    capture: bool = True,
+    sampling: tuple[SamplingParams, ...] = (SamplingParams(temperature=0.0),),
+    **options: Any,
+) -> tuple[dict[str, list[int]], int]:
+    """Tokens of chats that come, grow, fork and leave; and how many graphs there were.
+
+    capture: False runs what a graph would hold, each time anew. sampling: of the chats in turn.
+    options: of the engine.
+    """
+    engine = make_engine(model, strategies, **options)
     if not graphs:
         engine.runner.graphs = None
     elif not capture:
@@ -80,13 +94,18 @@ def answers(
         if step % 15 == 0 and step < 90:
             length = 3 + 40 * (step // 15)
             prompt = [(7 * step + 13 * i) % 500 for i in range(length)]
-            params = SamplingParams(temperature=0.0, max_tokens=30 + step)
+            params = replace(sampling[step // 15 % len(sampling)], max_tokens=30 + step)
             engine.submit(f"chat {step}", prompt, params)
         if step == 40:
             engine.stop("chat 15")
             engine.fork("chat 15", "fork")
         for token in engine.step().tokens:
             out.setdefault(token.chat_id, []).append(token.token_id)
+    while not engine.idle:
+        for token in engine.step().tokens:
+            out[token.chat_id].append(token.token_id)
+        engine.scheduler.check_integrity()
+    del out["chat 15"][10:]  # stopped at one step; how far it is by then depends on ``ahead``
     return out, len(engine.runner.graphs or ())
 
 
@@ -124,6 +143,82 @@ def test_same_text_in_float16(name):
     assert none == 0
     assert count > 2
     assert captured == eager
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_pages", [80, 30])
+def test_same_text_a_step_ahead_of_the_known_tokens(num_pages):
+    """Greedy, penalised and drawn; with pages for all, and with too few, so that some wait."""
+    sampling = (
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.3, seed=5),
+        SamplingParams(temperature=0.0, repeat_penalty=1.5, repeat_last_n=9),
+        SamplingParams(temperature=0.9, top_k=0, repeat_penalty=1.1, seed=6),
+    )
+    model = make_model(torch.float32)
+    both = [
+        answers(model, ("workqueue",), ahead=ahead, num_pages=num_pages, sampling=sampling)[0]
+        for ahead in (False, True)
+    ]
+    assert both[0] == both[1]
+
+
+@pytest.mark.gpu
+def test_two_greedy_runs_give_the_same_text():
+    model = make_model(torch.bfloat16)
+    assert answers(model, ("split", "workqueue")) == answers(model, ("split", "workqueue"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("budget", [0, 8 << 20])
+def test_graphs_that_exceed_the_budget_are_not_kept(budget):
+    model = make_model(torch.float32)
+    engine = make_engine(model, ("split",))
+    engine.runner.graphs.budget = budget
+    notices, text = [], []
+    for count in (1, 2, 4, 8):
+        for chat in range(count):
+            params = SamplingParams(temperature=0.0, max_tokens=30)
+            engine.submit(f"{count}-{chat}", [(45 + 13 * i) % 500 for i in range(3 + 40)], params)
+        while not engine.idle:
+            output = engine.step()
+            notices += output.notices
+            text += [t.token_id for t in output.tokens if t.chat_id == f"{count}-0"]
+    assert text == text[:30] * 4
+    assert sum(graph.nbytes for graph in engine.runner.graphs._graphs.values()) <= budget
+    if not budget:
+        assert len(notices) == len(engine.runner.graphs._without) == 4
+        assert all(line.startswith("no CUDA graph for split with ") for line in notices)
+
+
+@pytest.mark.gpu
+def test_a_full_device_costs_speed_and_not_the_answers():
+    model = make_model(torch.float32)
+    engine = make_engine(model, ("split",))
+    device, text, notices = model.device, [], []
+    engine.submit("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=200))
+    for _ in range(5):
+        engine.step()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved(device) / total, device)
+    try:
+        engine.submit("b", [5] * 900, SamplingParams(temperature=0.0, max_tokens=4))
+        engine.pace.budget = lambda num_decodes: engine.pace.max_chunk
+        for _ in range(40):
+            output = engine.step()
+            notices += output.notices
+            if engine.idle:
+                break
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    assert "without CUDA graphs" in notices[0]
+    engine.close("a")
+    engine.close("b")
+    engine.submit("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20))
+    while not engine.idle:
+        text += engine.step().tokens
+    assert len(text) == 20
 
 
 def test_what_a_graph_reads_follows_the_sequences():
