@@ -16,9 +16,8 @@ import torch
 from .batch import AttentionShape
 from .cost import StrategyCost
 from .linear import LinearTypes
+from .progress import Progress
 from .records import Store, device_key, dtype_name, shape_key
-
-Progress = Callable[[str, int, int], None]  # stage, done, total
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

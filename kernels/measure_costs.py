@@ -11,9 +11,10 @@ from typing import Protocol
 import torch
 
 from .batch import AttentionShape, DecodeBatch, LayerSpec
-from .calibration import Calibration, Progress, count_workers
+from .calibration import Calibration, count_workers
 from .cost import StrategyCost, Work, split_choices, strategy_work
 from .kv import allocate_kv, page_bytes
+from .progress import Progress
 from .registry import create_strategy
 from .strategy import Strategy
 

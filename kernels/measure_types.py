@@ -17,11 +17,12 @@ import torch
 
 from .attend import attend
 from .batch import AttentionShape, LayerSpec
-from .calibration import DeviceTypes, Progress
+from .calibration import DeviceTypes
 from .gather import Gather, Scratch
 from .kv import allocate_kv
 from .linear import Linear, LinearTypes
 from .packed import PackedLinear, dense_types
+from .progress import Progress
 from .tasks import Task
 
 K = TypeVar("K", bound=Hashable)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from pkvchat.kernels.progress import Progress
+
 from .catalogue import Wheel
 from .errors import ModelError
-from .reading import Progress
 
 
 def installed_file(wheel: Wheel) -> Path | None:

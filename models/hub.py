@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pkvchat.kernels.progress import Progress
+
 from .errors import ModelError
-from .reading import Progress
 
 QUANT_ORDER = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_K_S", "Q4_1", "Q4_0", "BF16", "F16")
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.progress import Progress
 
 from .causal_lm import CausalLM
 from .checkpoint import Checkpoint
@@ -17,7 +18,6 @@ from .decoder import Decoder
 from .errors import ModelError
 from .fit import fit
 from .gguf_checkpoint import GgufCheckpoint
-from .reading import Progress
 from .resolve import resolve
 from .safetensors_checkpoint import SafetensorsCheckpoint
 from .template import ChatTemplate

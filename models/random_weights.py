@@ -11,13 +11,14 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.progress import Progress
 
 from .checkpoint import Blocks, Shape
 from .config import ExpertConfig, ModelConfig, RopeConfig
 from .decoder import Decoder
 from .errors import ModelError
 from .fit import fit
-from .reading import Part, Progress
+from .reading import Part
 from .vocabulary import Vocabulary
 from .weights import WeightReader
 

@@ -17,7 +17,6 @@ from .errors import ModelError
 PART_BYTES = 8 << 20
 MIN_THREADS, MAX_THREADS = 4, 16  # a disk wants several reads to choose from
 
-Progress = Callable[[str, int, int], None]  # stage, done, total (0 where unknown)
 Part = Callable[[torch.Tensor], None]
 """Work on some part of a tensor, given a buffer of PART_BYTES that no other part uses meanwhile."""
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from huggingface_hub import get_token
 
+from pkvchat.kernels.progress import Progress
+
 from .catalogue import CATALOGUE, DEFAULT, Entry
 from .default_model import cached_file, fetch, installed_file
 from .errors import ModelError
 from .hub import PART, download
-from .reading import Progress
 
 REPOSITORY = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?")
 

@@ -8,10 +8,11 @@ import torch
 
 from pkvchat.kernels.linear import LinearTypes
 from pkvchat.kernels.packed import PackedLinear
+from pkvchat.kernels.progress import Progress
 from pkvchat.kernels.routed import Experts, packed_experts, quantised_experts
 
 from .checkpoint import Checkpoint
-from .reading import Part, PartRunner, Progress
+from .reading import Part, PartRunner
 from .weight_plan import Product, RawMatrices, Table, WeightPlan
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.flashinfer_prefill import FlashInferPrefill, create_prefill
+from pkvchat.kernels.progress import Progress
 from pkvchat.kernels.registry import STRATEGIES, create_strategy
 from pkvchat.kernels.strategy import Strategy, StrategyUnavailable
 from pkvchat.models.causal_lm import CausalLM
@@ -24,9 +24,7 @@ class AttentionKernels:
     prefill: FlashInferPrefill | None = None
 
     @classmethod
-    def create(
-        cls, model: CausalLM, shape: AttentionShape, progress: Callable[[str, int, int], None]
-    ) -> AttentionKernels:
+    def create(cls, model: CausalLM, shape: AttentionShape, progress: Progress) -> AttentionKernels:
         """All there are. The first start on a GPU compiles them, which ``progress`` tells."""
         kernels = cls()
         for number, name in enumerate(STRATEGIES):

@@ -27,6 +27,7 @@ from pkvchat.kernels.bandwidth import read_bandwidth
 from pkvchat.kernels.calibration import Calibrator
 from pkvchat.kernels.kv import page_bytes
 from pkvchat.kernels.policy import Policy
+from pkvchat.kernels.progress import Progress
 from pkvchat.models.random_weights import num_parameters, random_model
 
 from .bench_table import PRINTERS, Row
@@ -37,7 +38,7 @@ from .options import EngineOptions
 from .progress import ProgressLine
 from .runner import ModelRunner
 from .sampling import SamplingParams
-from .startup import Progress, build_engine, prepare, start_engine
+from .startup import build_engine, prepare, start_engine
 
 
 @dataclass(frozen=True)

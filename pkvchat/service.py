@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from pkvchat.kernels.progress import Progress
 from pkvchat.kernels.strategy import StrategyUnavailable
 from pkvchat.models.errors import ModelError
 from pkvchat.models.tokenizer import Detokenizer
@@ -37,7 +38,7 @@ from .messages import (
 )
 from .options import EngineOptions
 from .short_bench import ShortBench
-from .startup import Progress, start_engine
+from .startup import start_engine
 from .steps import StepRecord, StepWriter
 
 

@@ -11,6 +11,7 @@ import torch
 from pkvchat.kernels.batch import QUANT_MAX, AttentionShape
 from pkvchat.kernels.calibration import Calibrator, DeviceTypes
 from pkvchat.kernels.policy import Policy, create_policy, policy_names
+from pkvchat.kernels.progress import Progress
 from pkvchat.kernels.registry import STRATEGIES
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.loader import LoadedModel, load_model
@@ -21,8 +22,6 @@ from .memory import free_memory, human, largest_context, limit_memory, size_cach
 from .messages import Ready
 from .options import CACHE_TYPES, EngineOptions
 from .workspace import Workspace
-
-Progress = Callable[[str, int, int], None]  # stage, done, total (0 where unknown)
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 QUANTISED = {"fp8": torch.float8_e4m3fn, "q8_0": torch.int8}

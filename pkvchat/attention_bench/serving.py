@@ -23,6 +23,7 @@ import torch
 from pkvchat.kernels.batch import DecodeBatch
 from pkvchat.kernels.graph_timing import captured
 from pkvchat.kernels.kv import page_bytes
+from pkvchat.kernels.progress import Progress
 from pkvchat.kernels.strategy import Strategy
 
 from .check import Check
@@ -37,8 +38,6 @@ _CYCLES_PER_US = 2000  # of the device's clock, at most
 _LEAD_US = 300.0  # by which the host should be ahead
 _POOL_BYTES = {"cuda": 16 << 30, "cpu": 512 << 20}
 _MAX_LAYERS = 64
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
