@@ -30,14 +30,12 @@ def _lines(results: Results) -> Iterator[str]:
         yield from ("", f"## Traces, a model of {layers} layers, planned once a step", "")
         yield from _trace_lines(results.traces, "model")
         yield from ("", "## One call", "", *_counter_lines(results))
-    yield from _notes(results)
-
-
-def _notes(results: Results) -> Iterator[str]:
+    errors = summary.largest_errors(results)
+    if errors:
+        found = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
+        yield from ("", f"Largest error against float64: {found}.")
     if results.notes:
-        yield ""
-    for note in results.notes:
-        yield f"- {note}"
+        yield from ("", *(f"- {note}" for note in results.notes))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

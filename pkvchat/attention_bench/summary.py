@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median, stdev
 
-from .results import CaseResult, Elapsed, Timing, TraceResult
+from .results import CaseResult, Elapsed, Results, Timing, TraceResult
 
 OURS = ("split", "workqueue")
 _FLASHINFER = "flashinfer"
@@ -67,6 +67,15 @@ def adaptive(cases: Sequence[CaseResult], us: Callable[[Timing], float]) -> Adap
     worst, where = max(over)
     least, against_where = min(against) if against else (None, "")
     return Adaptive(median(each for each, _ in over), worst, where, least, against_where)
+
+
+def largest_errors(results: Results) -> dict[str, float]:
+    """max |e| of each engine over all that was checked."""
+    found: dict[str, float] = {}
+    for measured in (*results.cases, *results.traces):
+        for name, error in measured.errors.items():
+            found[name] = max(error, found.get(name, 0.0))
+    return found
 
 
 # --- traces --------------------------------------------------------------------------------------

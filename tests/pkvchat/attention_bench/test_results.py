@@ -73,6 +73,8 @@ def test_the_markdown_report(results):
     assert "| zipf B2 | split | 2 | 64 | 50% | 2.54 | 2.0 | 75.0 | 27 | 13% |" in lines
     assert "| zipf B2 | flashinfer tc | 3 |  |  |  | 2.0 | 200.0 | 10 | 5% |" in lines
     assert "- sdpa: not asked for" in lines
+    (errors,) = [line for line in lines if line.startswith("Largest error against float64: ")]
+    assert "workqueue 1.0e-04" in errors
     worst = [line for line in lines if line.startswith("Adaptive, by the time")]
     assert "3.6% over the oracle's in the median, 7.1% at worst (B1 8k)" in worst[0]
     assert "FlashInfer / adaptive at least 1.100 (B1 4k)" in worst[0]
