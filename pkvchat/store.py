@@ -195,6 +195,10 @@ class ChatStore:
         rows = self._rows("SELECT id FROM chats WHERE tab IS NOT NULL ORDER BY tab")
         return [self.load(chat_id) for (chat_id,) in rows]
 
+    def is_empty(self) -> bool:
+        """Nothing is saved here yet. Raises ChatError."""
+        return not self._rows("SELECT 1 FROM chats LIMIT 1")
+
     def load(self, chat_id: str) -> Chat:
         """A chat as it was saved; an answer that was still running ends with reason "quit".
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def stop(app: ChatApp, _: str) -> None:
-    """Leave the transcript's cursor, else end this chat's answer; prompts that waited behind it
-    return to the composer."""
-    if app.transcript.cursor is not None:
+    """Leave the transcript or the sidebar, else end this chat's answer; prompts that waited behind
+    it return to the composer."""
+    if app.transcript.cursor is not None or app.sidebar.has_focus_within:
         app.composer.focus()
         return
     tab = app.tab

@@ -38,6 +38,7 @@ from .palette import CALM_DARK, CALM_LIGHT, THEME_NAMES, Palette
 from .panel import Panel
 from .saver import Saver, open_store
 from .session import Session
+from .sidebar import Sidebar
 from .status import StatusLine, describe, hints
 from .tabstrip import TabStrip
 from .token_count import TokenCount
@@ -84,7 +85,8 @@ class ChatApp(App[int]):
         self.quit_until = 0.0
         palette = Palette.of(self.current_theme)
         self.strip = TabStrip(palette)
-        first = self.saver.store is not None and not self.saver.store.find("")
+        self.sidebar = Sidebar(self)
+        first = store is not None and store.is_empty()
         self.transcript = Transcript(self.tab.chat, palette, welcome(self.keymap, first=first))
         self.panel = Panel(self.session, palette, self._tabs_from_active)
         self.history = [m.text for tab in self.tabs for m in tab.chat.messages if m.role == "user"]
@@ -108,6 +110,7 @@ class ChatApp(App[int]):
     def compose(self) -> ComposeResult:
         yield self.strip
         with Vertical(id="body"):
+            yield self.sidebar
             yield self.transcript
             yield self.panel
         yield self.composer
@@ -141,6 +144,8 @@ class ChatApp(App[int]):
     def lay_out(self) -> None:
         """The panel beside the text, in a few lines, in one, or away, as the window allows."""
         width, height = self.size
+        if self.sidebar.display:
+            width -= self.sidebar.WIDTH
         self.screen.set_class(height < _LOW, "-low")
         self.panel.set_class(width < _WIDE or height < _TALL, "-line")
         self.panel.set_class(height >= _TALL, "-few")
@@ -178,6 +183,7 @@ class ChatApp(App[int]):
         self._around_drawn = time.monotonic()
         self._draw_status()
         self.strip.show(self.tabs, self.active)
+        self.sidebar.update(self.tabs, self.tab)
         self.panel.update()
         waits = not (self.session.state.ready or self.session.state.dead)
         if not waits and not any(tab.busy for tab in self.tabs):
@@ -347,6 +353,12 @@ class ChatApp(App[int]):
             self.keep_draft()
             self.active = index
             self._show_tab()
+
+    @on(Sidebar.Picked)
+    def _pick_chat(self, message: Sidebar.Picked) -> None:
+        self.open_saved(message.chat_id)
+        self.composer.focus()
+        self.sidebar.search()
 
     @on(TabStrip.Picked)
     def _pick_tab(self, message: TabStrip.Picked) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 
+from pkvchat.chats import NEW_CHAT
 from pkvchat.clean import one_line
-from pkvchat.errors import ChatError
 from pkvchat.store import Found
 
 if TYPE_CHECKING:
@@ -53,14 +53,7 @@ class ChatProvider(Provider):
 
     def _find(self, words: str) -> list[Found]:
         app: ChatApp = self.app  # type: ignore[assignment]
-        if app.saver.store is None:
-            return []
-        app.saver.now()
-        try:
-            return app.saver.store.find(words)
-        except ChatError as error:
-            app.notify(str(error), severity="error", markup=False, timeout=10)
-            return []
+        return app.saver.find(words)
 
     def _open(self, found: Found) -> Callable[[], None]:
         app: ChatApp = self.app  # type: ignore[assignment]
@@ -69,7 +62,7 @@ class ChatProvider(Provider):
 
 def _line(found: Found) -> str:
     mark = "● " if found.is_open else "  "
-    title = one_line(found.title) or "New chat"
+    title = one_line(found.title) or NEW_CHAT
     snippet = f"  … {one_line(found.snippet)}" if found.snippet else ""
     return f"{mark}{title}  {_age(time.time() - found.updated)}{snippet}"
 

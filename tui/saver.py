@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pkvchat.errors import ChatError
 from pkvchat.open_chat import OpenChat
-from pkvchat.store import ChatStore, store_path
+from pkvchat.store import ChatStore, Found, store_path
 
 if TYPE_CHECKING:
     from .app import ChatApp
@@ -34,6 +34,7 @@ class Saver:
         self._app = app
         self._unsaved: set[OpenChat] = set()
         self._due = False
+        self._problem = ""  # of the last write
 
     def saved_tabs(self) -> list[OpenChat]:
         """The tabs as they were left, unless another running pkvchat shows them."""
@@ -56,6 +57,17 @@ class Saver:
             if tab in unsaved:
                 self._save(tab, place)
 
+    def find(self, words: str) -> list[Found]:
+        """The saved chats that hold ``words``; none, and it is said, where they can't be read."""
+        if self.store is None:
+            return []
+        self.now()
+        try:
+            return self.store.find(words)
+        except ChatError as error:
+            self._app.notify(str(error), severity="error", markup=False, timeout=10)
+            return []
+
     def closing(self, tab: OpenChat) -> None:
         """The tab goes; a chat nothing was said in leaves no trace."""
         self._unsaved.discard(tab)
@@ -74,8 +86,11 @@ class Saver:
             self._try(self.store.save, tab.chat, place)
 
     def _try(self, write: Callable[..., None], *arguments: object) -> None:
-        """Say it where the disk refuses; the chat goes on."""
+        """Say it once where the disk refuses; the chat goes on."""
+        problem, self._problem = self._problem, ""
         try:
             write(*arguments)
         except ChatError as error:
-            self._app.notify(str(error), severity="error", markup=False, timeout=10)
+            self._problem = str(error)
+            if self._problem != problem:
+                self._app.notify(self._problem, severity="error", markup=False, timeout=10)

@@ -171,7 +171,8 @@ class Transcript(ScrollView, can_focus=True):
         old = self._lines
         lines, starts = self._edge(self._first, "↑", "earlier"), []
         if not self._chat.messages:
-            lines = [Strip([Segment(line, self._renderer.palette.muted)]) for line in self._welcome]
+            muted, text = self._renderer.palette.muted, "\n".join(self._welcome)
+            lines = [s.apply_style(muted) for s in self._renderer.text(text, self._text_width)]
         for message in self._chat.messages[self._first : self._last]:
             starts.append(len(lines))
             lines += self._turn(message).lines

@@ -25,6 +25,13 @@ def theme_names() -> list[str]:
     return [*THEME_NAMES, CALM_DARK.name, CALM_LIGHT.name, *sorted(BUILTIN_THEMES)]
 
 
+def sidebar(app: ChatApp, _: str) -> None:
+    app.sidebar.toggle()
+    app.lay_out()
+    if not app.sidebar.display:
+        app.composer.focus()
+
+
 def theme(app: ChatApp, name: str) -> None:
     """Set the theme by name, or take the next of dark, light and the terminal's own."""
     own = list(THEME_NAMES.values())
@@ -80,6 +87,7 @@ def interrupt(app: ChatApp, _: str) -> None:
 COMMANDS: tuple[Command[ChatApp], ...] = (
     Command("palette", "search commands", show_palette, "ctrl+p"),
     Command("toggle_panel", "show or hide the panel", panel, "f3", "panel"),
+    Command("sidebar", "list and search all chats", sidebar, "f5", "sidebar"),
     Command("inspect", "look into the decode steps", inspect, "f4", "inspect"),
     Command("theme", "choose the theme", theme, "", "theme", "NAME", one_of(theme_names())),
     Command("mouse", "mouse for the app or the terminal", mouse, slash="mouse"),

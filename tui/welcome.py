@@ -23,4 +23,4 @@ def welcome(keymap: Keymap, *, first: bool) -> list[str]:
         ("help", "lists them with their keys"),
     )
     lines = [f"{keymap.shown(name) if name else ''} {what}.".strip() for name, what in hints]
-    return ["", *(f"  {line}".rstrip() for line in (*(_FIRST if first else ()), *lines))]
+    return ["", *(_FIRST if first else ()), *lines]
