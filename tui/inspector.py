@@ -9,17 +9,28 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.screen import Screen
-from textual.widgets import DataTable, Static
+from textual.widgets import DataTable, Footer, Static
 
 from pkvchat.clean import one_line
 from pkvchat.meter import Meter
 from pkvchat.steps import StepRecord, StepWriter
+from pkvchat.task_summary import task_summary
 
 from .palette import strategy_letter
 
 _REFRESH_S = 0.5
 _ROWS = 200
-_COLUMNS = ("step", "strategy", "splits", "batch", "longest", "step ms", "tokens/s", "pages")
+_COLUMNS = (
+    "step",
+    "strategy",
+    "splits",
+    "batch",
+    "longest",
+    "step ms",
+    "tokens/s",
+    "predicted µs",
+    "pages",
+)
 
 
 class Inspector(Screen[None]):
@@ -28,13 +39,14 @@ class Inspector(Screen[None]):
     BINDINGS: ClassVar = [
         ("escape,f4,q", "app.pop_screen", "back"),
         ("space", "pause", "pause"),
-        ("f", "filter", "filter by strategy"),
-        ("s", "save", "save as JSON lines"),
+        ("f", "filter", "filter"),
+        ("s", "save", "save"),
     ]
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, page_size: int) -> None:
         super().__init__()
         self._meter = meter
+        self._page_size = page_size
         self._paused = False
         self._strategy = ""  # "" shows all
         self._shown: list[StepRecord] = []
@@ -44,6 +56,7 @@ class Inspector(Screen[None]):
         yield DataTable(id="steps", cursor_type="row", zebra_stripes=True)
         with VerticalScroll(id="record"):
             yield Static(id="record-text")
+        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self.query_one(DataTable).add_columns(*_COLUMNS)
@@ -62,15 +75,16 @@ class Inspector(Screen[None]):
         self._shown = records
         table.clear()
         for record in records:
-            table.add_row(*(Text(cell) for cell in _row(record)))
+            step, strategy, *figures = _row(record)
+            right = (Text(figure, justify="right") for figure in figures)
+            table.add_row(Text(step), Text(strategy), *right)
         self._draw_head()
         self._draw_record()
 
     def _draw_head(self) -> None:
         what = self._strategy or "all strategies"
         state = "paused" if self._paused else "following"
-        keys = "space pause · f filter · s save · Esc back"
-        head = f" {len(self._shown)} steps, {what}, {state}   {keys}"
+        head = f"  {len(self._shown)} steps, {what}, {state}"
         self.query_one("#inspector-head", Static).update(Text(head))
 
     def on_data_table_row_highlighted(self) -> None:
@@ -78,8 +92,28 @@ class Inspector(Screen[None]):
 
     def _draw_record(self) -> None:
         row = self.query_one(DataTable).cursor_row
-        text = _in_full(self._shown[row]) if row < len(self._shown) else "no decode step yet"
+        text = self._in_full(self._shown[row]) if row < len(self._shown) else "no decode step yet"
         self.query_one("#record-text", Static).update(Text(text))
+
+    def _in_full(self, record: StepRecord) -> str:
+        lines = [
+            f"step {record.step}: {record.strategy}, {record.num_splits} splits, batch "
+            f"{record.batch}, {record.step_ms:.3f} ms, {record.tokens_per_s:.1f} tokens/s",
+            one_line(record.reason),
+            f"lengths  {' · '.join(f'{n:,}' for n in record.seq_lens)}",
+            f"tasks    {task_summary(record, self._page_size)}",
+            f"pages    {record.pages_used:,} of {record.pages_total:,} used, "
+            f"{record.pages_shared:,} of them shared",
+            "",
+            f"{'candidate':<14}{'predicted, a layer':>18}{'recent steps, p50':>20}",
+        ]
+        for name, us in sorted(record.predicted_us.items(), key=lambda item: item[1]):
+            took = self._meter.step_ms(name)
+            measured = f"{took:.2f} ms" if took else "-"
+            ran = "  ran" if name == record.strategy else ""
+            figures = f"{us:>15,.1f} µs{measured:>20}{ran}"
+            lines.append(f"{strategy_letter(name)} {name:<12}{figures}")
+        return "\n".join(lines)
 
     def action_pause(self) -> None:
         self._paused = not self._paused
@@ -108,6 +142,7 @@ class Inspector(Screen[None]):
 
 
 def _row(record: StepRecord) -> tuple[str, ...]:
+    predicted = record.predicted_us.get(record.strategy)
     return (
         str(record.step),
         f"{strategy_letter(record.strategy)} {record.strategy}",
@@ -116,21 +151,9 @@ def _row(record: StepRecord) -> tuple[str, ...]:
         f"{max(record.seq_lens, default=0):,}",
         f"{record.step_ms:.2f}",
         f"{record.tokens_per_s:.1f}",
+        "-" if predicted is None else f"{predicted:,.0f}",
         f"{record.pages_used:,}/{record.pages_total:,}",
     )
-
-
-def _in_full(record: StepRecord) -> str:
-    predicted = sorted(record.predicted_us.items(), key=lambda item: item[1])
-    lines = [
-        f"step {record.step}: {record.strategy}, {record.num_splits} splits",
-        one_line(record.reason),
-        "lengths: " + ", ".join(f"{n:,}" for n in record.seq_lens),
-        f"measured: {record.step_ms:.3f} ms for the whole step",
-        "predicted attention per layer:",
-        *(f"  {strategy_letter(name)} {name:<12} {us:12,.1f} µs" for name, us in predicted),
-    ]
-    return "\n".join(lines)
 
 
 def _free_name(path: Path) -> Path:

@@ -64,7 +64,8 @@ def show_palette(app: ChatApp, _: str) -> None:
 
 
 def inspect(app: ChatApp, _: str) -> None:
-    app.push_screen(Inspector(app.session.meter))
+    ready = app.session.state.ready
+    app.push_screen(Inspector(app.session.meter, ready.page_size if ready else 16))
 
 
 def interrupt(app: ChatApp, _: str) -> None:

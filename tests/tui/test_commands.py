@@ -379,6 +379,8 @@ async def test_the_inspector_shows_filters_and_saves_steps(
         await pilot.press("f4")
         await settle(pilot, lambda: "few [rows]" in screen_text(app))
         assert isinstance(app.screen, Inspector)
+        for fact in ("1,024", "no task list: 64 pages gathered", "130.0 µs", "65 of 512 used"):
+            assert fact in screen_text(app)
         await pilot.press("f")
         await settle(pilot, lambda: "1 steps, sdpa" in screen_text(app))
         await pilot.press("s", "space")
