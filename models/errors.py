@@ -9,3 +9,7 @@ class ModelError(Exception):
     def __init__(self, message: str) -> None:
         """Names out of a damaged file may hold anything; what is not printable becomes "?"."""
         super().__init__("".join(char if char.isprintable() else "?" for char in message))
+
+
+class GatedError(ModelError):
+    """The hub gives these files only to those who have accepted their licence."""

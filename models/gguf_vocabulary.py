@@ -40,6 +40,7 @@ PATTERNS = {
     "llama-bpe": CL100K % 3,
     "llama-v3": CL100K % 3,
     "llama3": CL100K % 3,
+    "smaug-bpe": CL100K % 3,  # SmolLM3's, too
     "qwen2": CL100K % 1,
     "deepseek-r1-qwen": CL100K % 1,
     "gpt-4o": _by_case(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}"),

@@ -18,7 +18,7 @@ from typing import Any
 
 from pkvchat.kernels.progress import Progress
 
-from .errors import ModelError
+from .errors import GatedError, ModelError
 
 QUANT_ORDER = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_K_S", "Q4_1", "Q4_0", "BF16", "F16")
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
@@ -215,7 +215,7 @@ def _explained(repo: str) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError as error:
-        raise ModelError(
+        raise GatedError(
             f"{repo} is gated: accept its licence at {host}/{repo}, then set HF_TOKEN to a token"
             " of your account"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ def remove(name: str) -> int:
     """
     entry = CATALOGUE.get(name.lower())
     repos = {entry.repo, entry.gguf_repo} if entry else {name.partition(":")[0]}
-    freed = _remove_repos(repos)
+    freed = sum(map(_remove_repo, repos))
     if entry and entry.wheel:
         cached = cached_file(entry.wheel)
         if cached.is_file():
@@ -71,18 +72,17 @@ def _in_hub_cache() -> Iterator[Installed]:
             yield Installed(repo.repo_id, repo.size_on_disk, repo.repo_path)
 
 
-def _remove_repos(repos: set[str]) -> int:
-    from huggingface_hub import constants, scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
+def _remove_repo(repo: str) -> int:
+    """Its whole folder in the hub's cache, with what an interrupted download has left."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
 
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    freed = sum(path.stat().st_size for path in files)
     try:
-        cache = scan_cache_dir(constants.HF_HUB_CACHE)
-    except (CacheNotFound, ValueError):
-        return 0
-    found = [repo for repo in cache.repos if repo.repo_type == "model" and repo.repo_id in repos]
-    revisions = [revision.commit_hash for repo in found for revision in repo.revisions]
-    if not revisions:
-        return 0
-    plan = cache.delete_revisions(*revisions)
-    plan.execute()
-    return plan.expected_freed_size
+        if folder.exists():
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise ModelError(f"{folder}: cannot be deleted: {error.strerror}") from error
+    return freed

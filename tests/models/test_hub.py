@@ -260,6 +260,18 @@ def test_remove(server: FakeHub) -> None:
         library.remove("owner/name")
 
 
+def test_remove_what_an_interrupted_download_left(server: FakeHub, tmp_path: Path) -> None:
+    """Two repositories at one commit: the other one stays."""
+    server.repos.update({"owner/name": GGUF_REPO, "owner/fork": GGUF_REPO})
+    kept = download("owner/fork", "Q8_0", silent)
+    blobs = tmp_path / "cache" / "models--owner--name" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "abc.incomplete").write_bytes(b"x" * 1000)
+    assert library.remove("owner/name:Q4_K_M") == 1000
+    assert not blobs.parent.exists()
+    assert kept.exists()
+
+
 def test_catalogue_names(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Original weights where the GPU holds them and the hub lets us, else quantised ones."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -281,6 +293,11 @@ def test_catalogue_names(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(resolve, "get_token", lambda: "hf_xyz")
     assert found("llama-3-8b", 80 << 30) == ""
     assert resolve.resolve("Qwen/Qwen3-8B", silent).path.is_dir()
+    library.remove("llama-3-8b")
+    server.repos[CATALOGUE["llama-3-8b"].repo] = 403  # a token, but the licence is not accepted
+    found_instead = resolve.resolve("llama-3-8b", silent, 80 << 30)
+    assert found_instead.path.suffix == ".gguf"
+    assert "is gated" in found_instead.note
     repo = CATALOGUE["qwen3-8b"].gguf_repo
     assert resolve.resolve(f"{repo}:Q8_0", silent).path.name == "m-Q8_0.gguf"
 
