@@ -15,7 +15,7 @@ import torch
 from .errors import ModelError
 
 PART_BYTES = 8 << 20
-MIN_THREADS, MAX_THREADS = 4, 16  # a disk wants several reads to choose from
+THREADS = 4  # a disk wants several reads to choose from; more wait for each other
 
 Part = Callable[[torch.Tensor], None]
 """Work on some part of a tensor, given a buffer of PART_BYTES that no other part uses meanwhile."""
@@ -83,7 +83,8 @@ class PartRunner:
     def __init__(self, device: torch.device) -> None:
         """device: where the parts write."""
         self.device = device
-        threads = min(MAX_THREADS, max(MIN_THREADS, torch.get_num_threads()))
+        # On a CPU parts are mostly arithmetic: types are converted.
+        threads = max(THREADS, torch.get_num_threads()) if device.type == "cpu" else THREADS
         self._threads = ThreadPoolExecutor(threads, "read")
         self._ahead = 2 * threads  # parts given to the threads and not done yet, at most
         self._buffers = threading.local()
