@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PAGE_SIZES = (16, 32, 64)  # tokens
+DTYPES = ("auto", "f32", "f16", "bf16")
 CACHE_TYPES = ("auto", "f32", "f16", "bf16", "fp8", "q8_0")
 MAX_PROMPT = 1 << 24  # bytes: more than any context holds, and little memory
 

@@ -28,7 +28,7 @@ from typing import Any
 from platformdirs import user_config_path
 
 from .errors import ChatError, UsageError
-from .options import CACHE_TYPES, EngineOptions
+from .options import CACHE_TYPES, DTYPES, PAGE_SIZES, EngineOptions
 from .sampling import SamplingParams
 
 if sys.version_info >= (3, 11):
@@ -139,9 +139,9 @@ RULES: dict[str, Rule] = {
         "auto, cpu, cuda or cuda:N",
         lambda v: re.fullmatch(r"auto|cpu|cuda(:\d+)?", v) is not None,
     ),
-    "dtype": _choice("auto", "f32", "f16", "bf16"),
+    "dtype": _choice(*DTYPES),
     "context": _whole(0),
-    "page_size": Rule(int, "16, 32 or 64", lambda v: v in (16, 32, 64)),
+    "page_size": Rule(int, f"one of {', '.join(map(str, PAGE_SIZES))}", lambda v: v in PAGE_SIZES),
     "kv_memory": SizeRule(str, "a number of bytes, or a size such as 512M or 2G"),
     "memory_limit": SizeRule(str, "a number of bytes, or a size such as 11G"),
     "cache_type_k": _choice(*CACHE_TYPES),

@@ -20,12 +20,11 @@ from .attention_kernels import AttentionKernels
 from .engine import PREFILL_CHUNK, Engine
 from .memory import free_memory, human, largest_context, limit_memory, size_cache
 from .messages import Ready
-from .options import CACHE_TYPES, EngineOptions
+from .options import CACHE_TYPES, DTYPES, PAGE_SIZES, EngineOptions
 from .workspace import Workspace
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 QUANTISED = {"fp8": torch.float8_e4m3fn, "q8_0": torch.int8}
-PAGE_SIZES = (16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,13 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
 
     @cache  # asked for when the model is found: a wrong name is told before anything is measured
     def types() -> DeviceTypes:
-        dtype = DTYPES.get(options.dtype)
+        dtype = TORCH_DTYPES.get(options.dtype)
         return DeviceTypes.uniform(dtype) if dtype else calibrator.types()
 
     loaded = load_model(
         options.model,
         device=device,
-        dtype=DTYPES.get(options.dtype),
+        dtype=TORCH_DTYPES.get(options.dtype),
         linear_types=lambda: types().linear,
         context=options.context,
         memory=free_memory(device),
@@ -202,7 +201,7 @@ def smaller_cache(
 
 def cache_dtypes(options: EngineOptions, fast: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
     """What attention computes in, and what the KV cache holds. fast: of this device, for "auto"."""
-    kv_dtype = {**DTYPES, **QUANTISED}.get(options.cache_type, fast)
+    kv_dtype = {**TORCH_DTYPES, **QUANTISED}.get(options.cache_type, fast)
     return (fast if kv_dtype in QUANT_MAX else kv_dtype), kv_dtype
 
 
@@ -210,14 +209,14 @@ def check_options(options: EngineOptions) -> None:
     """What can be known to be wrong before anything is loaded. Raises ValueError."""
     if options.policy not in policy_names():
         raise ValueError(f"unknown policy {options.policy!r}: one of {', '.join(policy_names())}")
-    if options.dtype != "auto" and options.dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {options.dtype!r}: auto, {', '.join(DTYPES)}")
+    if options.dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {options.dtype!r}: one of {', '.join(DTYPES)}")
     if options.cache_type not in CACHE_TYPES:
         raise ValueError(
             f"unknown KV cache type {options.cache_type!r}: one of {', '.join(CACHE_TYPES)}"
         )
     if options.page_size not in PAGE_SIZES:
-        sizes = ", ".join(str(size) for size in PAGE_SIZES)
+        sizes = ", ".join(map(str, PAGE_SIZES))
         raise ValueError(f"page size {options.page_size} is not one of {sizes}")
 
 
@@ -248,6 +247,6 @@ def device_name(device: torch.device) -> str:
 
 def dtype_name(weight: torch.dtype, packed: Sequence[str], kv_dtype: torch.dtype) -> str:
     """For a person: "bf16", or "Q4_1 weights, f16 KV" where they differ. packed: quant types."""
-    short = {dtype: name for name, dtype in {**DTYPES, **QUANTISED}.items()}
+    short = {dtype: name for name, dtype in {**TORCH_DTYPES, **QUANTISED}.items()}
     weights, kv = "/".join(packed) or short[weight], short[kv_dtype]
     return weights if weights == kv else f"{weights} weights, {kv} KV"

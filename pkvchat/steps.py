@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TextIO
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,26 @@ class StepRecord:
 
 
 class StepWriter:
-    """Writes one JSON object a line to ``path``. Raises ValueError where that cannot be opened,
-    OSError where a line cannot be written."""
+    """Writes one JSON object a line to ``path``, whose former contents go with the first of them.
+
+    Raises ValueError where that cannot be opened, OSError where a line cannot be written.
+    """
 
     def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._file: TextIO | None = None
         try:
-            self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
+            self._path.open("a", encoding="utf-8").close()
         except OSError as error:
             raise ValueError(
                 f"--steps: cannot write {path}: {error.strerror}; name a file that can be written"
             ) from error
 
     def write(self, record: StepRecord) -> None:
+        if self._file is None:
+            self._file = self._path.open("w", encoding="utf-8", buffering=1)
         self._file.write(json.dumps(asdict(record)) + "\n")
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()

@@ -9,7 +9,7 @@ from pkvchat.kernels.calibration import Calibrator
 from pkvchat.kernels.records import Store
 from pkvchat.options import CACHE_TYPES, EngineOptions
 from pkvchat.sampling import SamplingParams
-from pkvchat.startup import DTYPES, QUANTISED, build_engine, check_options, dtype_name
+from pkvchat.startup import QUANTISED, TORCH_DTYPES, build_engine, check_options, dtype_name
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def calibrator(tmp_path_factory):
 @pytest.mark.parametrize("name", CACHE_TYPES)
 def test_every_type_answers_from_pages_of_its_size(model, calibrator, name):
     engine = build_engine(model, torch.float32, options_for(name), calibrator).engine
-    kv_dtype = {**DTYPES, **QUANTISED, "auto": torch.float32}[name]
+    kv_dtype = {**TORCH_DTYPES, **QUANTISED, "auto": torch.float32}[name]
     assert {layer.dtype for layer in engine.runner.kv_layers} == {kv_dtype}
     used = sum(layer.nbytes for layer in engine.runner.kv_layers)
     page = used // (engine.pool.capacity + 1)

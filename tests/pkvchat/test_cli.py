@@ -59,7 +59,7 @@ def test_arguments_are_read_without_torch():
         (["--top-p", "1.5"], "--top-p: '1.5' must be a number from 0 to 1"),
         (["--top-k", "2.5"], "--top-k: '2.5' must be a whole number"),
         (["-c", "-5"], "-c/--ctx-size: '-5' must be a whole number of at least 0"),
-        (["--page-size", "17"], "--page-size: '17' must be 16, 32 or 64"),
+        (["--page-size", "17"], "--page-size: '17' must be one of 16, 32, 64"),
         (["--kv-memory", "lots"], "'lots' must be a number of bytes, or a size"),
         (["--dtype", "f64"], "'f64' must be one of auto, f32, f16, bf16"),
         (["--device", "tpu"], "'tpu' must be auto, cpu, cuda or cuda:N"),

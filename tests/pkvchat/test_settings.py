@@ -97,7 +97,7 @@ def test_flags_beat_the_file(tmp_path):
         ("context = true", "context = True must be a whole number"),
         ("model = 5", "model = 5 must be a model's name or path"),
         ("model = ''", "model = '' must be a model's name or path"),
-        ("page_size = 17", "page_size = 17 must be 16, 32 or 64"),
+        ("page_size = 17", "page_size = 17 must be one of 16, 32, 64"),
         ("dtype = 'f64'", "dtype = 'f64' must be one of auto, f32, f16, bf16"),
         ("device = 'tpu'", "device = 'tpu' must be auto, cpu, cuda or cuda:N"),
         ("kv_memory = 'lots'", "kv_memory = 'lots' must be a number of bytes, or a size"),
