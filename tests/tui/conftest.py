@@ -6,12 +6,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.pilot import Pilot
 
+from pkvchat.chats import Chat
 from pkvchat.messages import (
     Command,
     Delta,
@@ -126,6 +129,104 @@ def answer(text: str) -> Callable[[Submit], list[Event]]:
         ]
 
     return reply
+
+
+class Window:
+    """An app that is open under Pilot on a scripted engine."""
+
+    def __init__(self, app: ChatApp, engine: ScriptedEngine, pilot: Pilot[Any]) -> None:
+        self.app, self.engine, self.pilot = app, engine, pilot
+
+    @property
+    def chat(self) -> Chat:
+        """The active one."""
+        return self.app.tab.chat
+
+    @property
+    def text(self) -> str:
+        """All characters on the screen, line by line."""
+        return "\n".join(s.text for s in self.app.screen._compositor.render_strips())
+
+    @property
+    def notes(self) -> list[str]:
+        """What the app said in passing."""
+        return [notification.message for notification in self.app._notifications]
+
+    def say(self, *events: Event) -> None:
+        self.engine.say(*events)
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+    async def send(self, text: str) -> None:
+        """Type a prompt or a command and press Enter."""
+        self.app.composer.insert(text)
+        await self.press("enter")
+
+    async def settle(self, condition: Callable[[], object], seconds: float = 5) -> None:
+        """Wait until ``condition`` holds."""
+        for _ in range(int(seconds / 0.02)):
+            if condition():
+                return
+            await self.pilot.pause(0.02)
+        raise AssertionError(f"never came true; the screen:\n{self.text}")
+
+    async def shows(self, *texts: str) -> None:
+        for text in texts:
+            await self.settle(lambda text=text: text in self.text)  # type: ignore[misc]
+
+    async def ask(self, prompt: str) -> str:
+        """Send a prompt and have it taken by the engine; returns the chat's id."""
+        before = len(self.engine.submits())
+        await self.send(prompt)
+        await self.settle(lambda: len(self.engine.submits()) > before)
+        return self.chat.id
+
+    def prompts(self) -> list[list[str]]:
+        """What the engine was asked to answer: each time the whole conversation."""
+        return [[m.content for m in submit.messages] for submit in self.engine.submits()]
+
+
+@pytest.fixture
+def open_app() -> Callable[..., AbstractAsyncContextManager[Window]]:
+    """Open an app: ``says`` answers every prompt, else ``on_submit`` or nobody does; ``loaded`` has
+    the engine ready; the rest are settings."""
+
+    @asynccontextmanager
+    async def opened(
+        says: str = "",
+        *,
+        size: tuple[int, int] = (100, 30),
+        on_submit: Callable[[Submit], list[Event]] | None = None,
+        store: ChatStore | None = None,
+        loaded: bool = True,
+        **settings: object,
+    ) -> AsyncIterator[Window]:
+        engine = ScriptedEngine(answer(says) if says else on_submit)
+        chosen = Settings(**settings)  # type: ignore[arg-type]
+        app = ChatApp(engine, SamplingParams(), chosen, store)  # type: ignore[arg-type]
+        async with app.run_test(size=size) as pilot:
+            window = Window(app, engine, pilot)
+            if loaded:
+                engine.say(READY)
+                await window.settle(lambda: app.session.state.ready)
+            yield window
+
+    return opened
+
+
+@pytest.fixture
+def talk() -> Chat:
+    """Two prompts and their answers."""
+    chat = Chat()
+    for role, text in [("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2")]:
+        chat.add(role, text).version.reason = "stop"
+    return chat
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ChatStore:
+    return ChatStore(tmp_path / "chats.db")
 
 
 @pytest.fixture
