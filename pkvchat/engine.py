@@ -58,14 +58,14 @@ class Token:
 @dataclass
 class StepOutput:
     """prefilled: (chat, prompt tokens read, prompt tokens in all). ended: answers that could not
-    go on, with the line to show. notices: lines that concern no chat in particular. record: of the
-    decode rows, None in a step that only prefilled.
+    go on, with the line to show. notices: (chat or None, line) that a person should know. record:
+    of the decode rows, None in a step that only prefilled.
     """
 
     tokens: list[Token] = field(default_factory=list)
     prefilled: list[tuple[str, int, int]] = field(default_factory=list)
     ended: list[tuple[str, str]] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
+    notices: list[tuple[str | None, str]] = field(default_factory=list)
     record: StepRecord | None = None
 
 
@@ -81,16 +81,18 @@ class Engine:
         context: int,
         *,
         max_chunk: int = PREFILL_CHUNK,
+        limited_by: str = "-c",
         kernels: AttentionKernels | None = None,
         ahead: bool | None = None,
     ) -> None:
         """num_pages: of the KV cache, the scratch page among them. context: tokens of a chat.
 
+        limited_by: the flag that would raise the context; "" where it is the model's own limit.
         max_chunk: prompt tokens that a step has memory for. kernels: None makes what is asked for.
         ahead: enqueue a step before the tokens of the one before are known; None does so on CUDA.
         Raises torch.OutOfMemoryError where the cache cannot be allocated.
         """
-        self.context = context
+        self.context, self._limited_by = context, limited_by
         self.device = shape.device
         self.pool = PagePool(num_pages)
         self.scheduler = Scheduler(self.pool, shape.page_size)
@@ -159,10 +161,10 @@ class Engine:
         if num_tokens == 0:
             raise RequestRefused("the prompt is empty")
         if num_tokens >= self.context:
+            more = f"raise {self._limited_by}" if self._limited_by else "take another model"
             raise ContextFull(
                 f"the prompt has {num_tokens} tokens, {num_tokens - self.context + 1} too many for "
-                f"a context of {self.context}: shorten it, or raise -c (and --kv-memory, if that "
-                "is what limits it)"
+                f"a context of {self.context}: shorten it, or {more}"
             )
         need = self.scheduler.pages_for(num_tokens + 1)
         if need > self.pool.capacity:
@@ -190,7 +192,7 @@ class Engine:
         ready, self._in_flight = (former, enqueued) if self._ahead else (enqueued, None)
         if ready is not None:
             self._collect(ready, output)
-        output.notices += self._notices
+        output.notices += [(None, line) for line in self._notices]
         self._notices.clear()
         return output
 
@@ -202,6 +204,8 @@ class Engine:
         for seq in schedule.starved:
             output.ended.append((seq.chat_id, self._starved_line(seq)))
             self._finish(seq)
+        if schedule.waiting is not None:
+            output.notices += self._waiting_line(schedule.waiting)
         num_prefill = sum(count for _, count in schedule.prefills)
         self.pace.spend(len(schedule.decodes), num_prefill)
         if not schedule:
@@ -234,13 +238,13 @@ class Engine:
         graphs = self.runner.graphs
         if graphs:
             graphs.clear()
-            output.notices.append(
+            self._notices.append(
                 "the device is out of memory: decoding goes on without CUDA graphs, more slowly "
                 "(a smaller --kv-memory leaves more room)"
             )
         elif self.pace.max_chunk > MIN_CHUNK:
             self.pace.max_chunk //= 2
-            output.notices.append(
+            self._notices.append(
                 "the device is out of memory: prompts are read more slowly, in chunks of "
                 f"{self.pace.max_chunk} tokens"
             )
@@ -306,6 +310,23 @@ class Engine:
             pages_shared=self.pool.num_shared,
             idle_ms=step.idle_s * 1e3,
         )
+
+    def _waiting_line(self, seq: Sequence) -> list[tuple[str | None, str]]:
+        """Said once of an answer."""
+        if seq.answer is None or seq.answer.told:
+            return []
+        seq.answer.told = True
+        need = self.scheduler.pages_for(seq.num_tokens + 1) - len(seq.pages)
+        holders = ", ".join(
+            f"{other.chat_id} ({len(other.pages)})"
+            for other in self.scheduler.active()
+            if other is not seq and other.pages
+        )
+        line = (
+            f"waiting for {need} KV pages, and {self.pool.num_free} are free: {holders} answering; "
+            "it goes on when they are done or stopped (a larger --kv-memory has room for more)"
+        )
+        return [(seq.chat_id, line)]
 
     def _starved_line(self, seq: Sequence) -> str:
         return (

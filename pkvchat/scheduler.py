@@ -17,12 +17,13 @@ from .sequence import Answer, Sequence, common_prefix
 @dataclass
 class Schedule:
     """decodes: one token each. prefills: (sequence, number of tokens). starved: cannot go on,
-    because the pool is too small even for it alone.
+    because the pool is too small even for it alone. waiting: the first whose pages others hold.
     """
 
     decodes: list[Sequence] = field(default_factory=list)
     prefills: list[tuple[Sequence, int]] = field(default_factory=list)
     starved: list[Sequence] = field(default_factory=list)
+    waiting: Sequence | None = None
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.prefills)
@@ -110,10 +111,13 @@ class Scheduler:
             if seq.num_uncached <= 1 or seq in plan.starved:
                 continue
             count = min(seq.num_uncached, prefill_budget)
-            # Room for the whole prompt and one token more, or none: two prompts that each hold half
-            # of the pool would wait for each other. One that was preempted must know its tokens.
-            if count == 0 or seq.num_pending or not self._reserve(seq, seq.num_tokens + 1, plan):
+            if count == 0 or seq.num_pending:  # one that was preempted must know its tokens
                 break  # in order of arrival: nobody overtakes
+            # Room for the whole prompt and one token more, or none: two prompts that each hold half
+            # of the pool would wait for each other.
+            if not self._reserve(seq, seq.num_tokens + 1, plan):
+                plan.waiting = None if seq in plan.starved else seq
+                break
             plan.prefills.append((seq, count))
             prefill_budget -= count
         return plan

@@ -13,7 +13,7 @@ class Answer:
 
     num_prompt: tokens before the answer. arrival: order of submission, smaller is older.
     seed: of this answer's random numbers, drawn where the parameters gave none.
-    max_tokens: that the sequence may have, the prompt's among them.
+    max_tokens: that the sequence may have, the prompt's among them. told: that it waits for pages.
     """
 
     params: SamplingParams
@@ -22,6 +22,7 @@ class Answer:
     arrival: int
     seed: int
     max_tokens: int
+    told: bool = False
 
 
 @dataclass(eq=False)

@@ -153,7 +153,7 @@ class ChatService:
     # --- a step's output ----------------------------------------------------------------------
 
     def _events(self, output: StepOutput) -> list[Event]:
-        events: list[Event] = [Notice(None, line) for line in output.notices]
+        events: list[Event] = [Notice(*notice) for notice in output.notices]
         events += [Prefilled(*progress) for progress in output.prefilled]
         for token in output.tokens:
             events += self._token(token)

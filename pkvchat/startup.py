@@ -145,7 +145,14 @@ def build_engine(
     while True:
         try:
             engine = Engine(
-                model, shape, policy, num_pages, context, max_chunk=chunk, kernels=kernels
+                model,
+                shape,
+                policy,
+                num_pages,
+                context,
+                limited_by="--kv-memory" if note else "-c" if options.context else "",
+                max_chunk=chunk,
+                kernels=kernels,
             )
             break
         except torch.OutOfMemoryError as error:  # others use the device, too

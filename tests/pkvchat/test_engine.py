@@ -192,7 +192,7 @@ def test_max_tokens_and_the_context_end_an_answer(make_engine: MakeEngine) -> No
     [
         ([], "the prompt is empty"),
         ([1] * 256, "256 tokens, 1 too many for a context of 256"),
-        ([1] * 300, "300 tokens, 45 too many for a context of 256"),
+        ([1] * 300, "300 tokens, 45 too many for a context of 256: shorten it, or raise -c$"),
         ([1] * 64, "needs 5 KV pages and the pool has 4"),
     ],
 )
@@ -204,6 +204,35 @@ def test_prompts_that_do_not_fit_are_refused_with_numbers(
         engine.submit("x", prompt, GREEDY)
     assert engine.idle
     assert engine.pool.num_used == 0
+
+
+@pytest.mark.parametrize(
+    ("limited_by", "advice"),
+    [("-c", "raise -c"), ("--kv-memory", "raise --kv-memory"), ("", "take another model")],
+)
+def test_what_limits_the_context_is_named(
+    make_engine: MakeEngine, limited_by: str, advice: str
+) -> None:
+    engine = make_engine(context=20, limited_by=limited_by)
+    with pytest.raises(RequestRefused, match=f"context of 20: shorten it, or {advice}$"):
+        engine.submit("x", [1] * 20, GREEDY)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_who_waits_for_pages_is_told_once_who_holds_them(
+    make_engine: MakeEngine, ahead: bool
+) -> None:
+    engine = make_engine(num_pages=10, ahead=ahead)
+    engine.submit("first", [1] * 40, GREEDY)
+    engine.submit("second", [2] * 20, GREEDY)
+    engine.step()
+    engine.submit("third", [3] * 100, GREEDY)
+    notices = []
+    while not engine.idle:
+        notices += engine.step().notices
+    ((chat_id, line),) = notices
+    assert chat_id == "third"
+    assert "waiting for 7 KV pages, and 4 are free: first (3), second (2) answering" in line
 
 
 def test_one_answer_per_chat(make_engine: MakeEngine) -> None:
@@ -298,7 +327,7 @@ def test_a_device_without_memory_for_a_step_gets_smaller_ones(
         for token in output.tokens:
             out[token.chat_id].append(token.token_id)
     assert out == expected
-    assert [line.split()[-2] for line in notices] == ["256", "128", "64", "32"]
+    assert [line.split()[-2] for _, line in notices] == ["256", "128", "64", "32"]
 
 
 def test_a_device_without_memory_for_the_least_step_ends_the_answers(
