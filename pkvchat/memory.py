@@ -39,7 +39,7 @@ def graph_memory(device: torch.device) -> int:
 def usable_memory(device: torch.device) -> int:
     """Bytes of a CUDA device that this process may allocate, what it has allocated included."""
     total = torch.cuda.get_device_properties(device).total_memory
-    return int(total * torch.cuda.get_per_process_memory_fraction(device))
+    return int(total * torch.cuda.get_per_process_memory_fraction(_number(device)))
 
 
 def limit_memory(device: torch.device, limit: int) -> None:
@@ -54,7 +54,12 @@ def limit_memory(device: torch.device, limit: int) -> None:
         raise ValueError(
             f"--memory-limit {human(limit)}: the device has {human(total)}; give no more than that"
         )
-    torch.cuda.set_per_process_memory_fraction(limit / total, device)
+    torch.cuda.set_per_process_memory_fraction(limit / total, _number(device))
+
+
+def _number(device: torch.device) -> int:
+    """Of a CUDA device that may be called "cuda" only."""
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def kv_budget(device: torch.device, kv_memory: int | None, workspace: int = 0) -> int:

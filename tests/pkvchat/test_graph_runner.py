@@ -182,7 +182,7 @@ def test_graphs_that_exceed_the_budget_are_not_kept(budget):
             engine.submit(f"{count}-{chat}", [(45 + 13 * i) % 500 for i in range(3 + 40)], params)
         while not engine.idle:
             output = engine.step()
-            notices += output.notices
+            notices += [line for _, line in output.notices]
             text += [t.token_id for t in output.tokens if t.chat_id == f"{count}-0"]
     assert text == text[:30] * 4
     assert sum(graph.nbytes for graph in engine.runner.graphs._graphs.values()) <= budget
@@ -201,17 +201,17 @@ def test_a_full_device_costs_speed_and_not_the_answers():
         engine.step()
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved(device) / total, device)
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
     try:
         engine.submit("b", [5] * 900, SamplingParams(temperature=0.0, max_tokens=4))
         engine.pace.budget = lambda num_decodes: engine.pace.max_chunk
         for _ in range(40):
             output = engine.step()
-            notices += output.notices
+            notices += [line for _, line in output.notices]
             if engine.idle:
                 break
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0)
     assert "without CUDA graphs" in notices[0]
     engine.close("a")
     engine.close("b")
