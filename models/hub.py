@@ -99,12 +99,10 @@ _QUANT_IN_NAME = re.compile(r"[-._/]((?:I?Q\d\w*)|BF16|F16|F32)(?=[-./])", re.IG
 
 def _list(repo: str) -> list[HubFile]:
     from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile
 
     return [
-        HubFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else "")
-        for entry in HfApi().list_repo_tree(repo, recursive=True)
-        if isinstance(entry, RepoFile)
+        HubFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "")
+        for file in HfApi().model_info(repo, files_metadata=True).siblings or ()
     ]
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import re
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,21 +40,20 @@ class FakeHub:
         self.garble = False
         self.claimed_extra = 0
         self.ranges: list[str] = []
+        self.tokens: set[str | None] = set()
 
-    def tree(self, files: dict[str, bytes]) -> bytes:
-        entries = []
+    def info(self, files: dict[str, bytes]) -> bytes:
+        siblings = []
         for name, data in files.items():
             entry: dict[str, Any] = {
-                "type": "file",
-                "path": name,
+                "rfilename": name,
                 "size": len(data) + self.claimed_extra,
-                "oid": hashlib.sha1(data).hexdigest(),
             }
             if name.endswith((".gguf", ".safetensors")):
                 oid = hashlib.sha256(data).hexdigest()
-                entry["lfs"] = {"oid": oid, "size": len(data), "pointerSize": 134}
-            entries.append(entry)
-        return json.dumps(entries).encode()
+                entry["lfs"] = {"sha256": oid, "size": len(data), "pointerSize": 134}
+            siblings.append(entry)
+        return json.dumps({"id": "owner/name", "siblings": siblings}).encode()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -64,9 +67,10 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        self.fake.tokens.add(self.headers.get("Authorization"))
         path = self.path.partition("?")[0]
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+", path):
-            return self.answer_repo(found[1], self.fake.tree)
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path):
+            return self.answer_repo(found[1], self.fake.info)
         if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
             name = found[2]
             return self.answer_repo(found[1], lambda files: files.get(name), name)
@@ -237,6 +241,40 @@ def test_wrong_size(server: FakeHub) -> None:
     server.claimed_extra = 5
     with pytest.raises(ModelError, match=r"came 524288 bytes long, not 524293"):
         download("owner/name", "", silent)
+
+
+@pytest.mark.usefixtures("server")
+def test_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    with socket.socket() as free:  # a port at which nobody listens
+        free.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setattr(constants, "ENDPOINT", nowhere)
+    with pytest.raises(ModelError, match=r"owner/name: the download broke off.*check the network"):
+        download("owner/name", "", silent)
+
+
+def test_from_the_command_line(server: FakeHub, tmp_path: Path) -> None:
+    from huggingface_hub import constants
+
+    server.repos.update({"owner/name": GGUF_REPO, "owner/gated": 403})
+    env = os.environ | {"HF_ENDPOINT": constants.ENDPOINT, "HF_HOME": str(tmp_path / "hf")}
+    env["HF_TOKEN"] = "hf_secret"
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pkvchat", *args]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+    pulled = run("pull", "owner/name:q8_0")
+    assert pulled.returncode == 0, pulled.stderr
+    assert Path(pulled.stdout.strip()).read_bytes() == GGUF_REPO["m-Q8_0.gguf"]
+    refused = run("pull", "owner/gated")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("pkvchat: owner/gated is gated: accept its licence at http://")
+    assert refused.stderr.count("\n") == 1, refused.stderr
+    assert run("rm", "owner/name").stdout.endswith(" bytes freed\n")
+    assert server.tokens == {"Bearer hf_secret"}
 
 
 def test_disk_full(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
