@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from pkvchat.kernels.batch import AttentionShape
-from pkvchat.memory import free_memory, human, size_cache
+from pkvchat.memory import free_memory, human, limit_memory, size_cache
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 8, 16, torch.float32, CPU)
@@ -47,3 +49,31 @@ def test_free_memory_is_plausible() -> None:
 )
 def test_human(num_bytes: int, text: str) -> None:
     assert human(num_bytes) == text
+
+
+def test_a_memory_limit_is_for_a_gpu() -> None:
+    with pytest.raises(ValueError, match="--memory-limit is for a CUDA device, and this is cpu"):
+        limit_memory(CPU, 1 << 30)
+
+
+@pytest.mark.gpu
+def test_a_memory_limit_is_what_is_free() -> None:
+    device = torch.device("cuda")
+    total = torch.cuda.get_device_properties(device).total_memory
+    free = free_memory(device)
+    try:
+        limit_memory(device, 2 << 30)
+        held = torch.empty(1 << 28, dtype=torch.uint8, device=device)
+        left = free_memory(device)
+        assert left <= (2 << 30) - held.nbytes
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(left + (4 << 20), dtype=torch.uint8, device=device)
+        with pytest.raises(ValueError, match="of -c: lower -c, or give --kv-memory"):
+            size_cache(32, replace(SHAPE, device=device), 1 << 20, 1 << 18, None)
+        with pytest.raises(ValueError, match="--kv-memory 4 GiB is more than the"):
+            size_cache(3, replace(SHAPE, device=device), 160, 0, 4 << 30)
+        with pytest.raises(ValueError, match="the device has .*; give no more than that"):
+            limit_memory(device, total + 1)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert free_memory(device) <= free
