@@ -134,5 +134,5 @@ def test_experts_stay_quantised_on_a_gpu(tmp_path):
     quant = gguf.GGMLQuantizationType.Q8_0
     stored = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(values, quant), quant))
     x = torch.randn(5, 64)
-    for expert, weight in zip(experts, stored, strict=True):
+    for expert, weight in zip(experts.products, stored, strict=True):
         torch.testing.assert_close(expert(x.cuda()).cpu(), x @ weight.T, rtol=1e-4, atol=1e-4)
