@@ -29,10 +29,10 @@ def store_row(
 ):
     """Store one token's K or V of one head. x: [power of 2 >= HEAD_DIM], zeros past HEAD_DIM.
 
-    row: see kv.kv_rows. QUANT_MAX: the largest value of a quantised layer's dtype, else 0.
+    row: see kv.kv_rows. QUANT_MAX: the largest value of a quantised layer's dtype.
     """
     dim = tl.arange(0, x.shape[0])
-    if QUANT_MAX:
+    if PAGE_ROWS > PAGE_SIZE:
         # As kv.quantise does, but for the rounding of ties.
         x = x.to(tl.float32)
         scale = tl.maximum(tl.max(tl.abs(x), axis=0), MIN_MAGNITUDE) / QUANT_MAX

@@ -13,8 +13,8 @@ import triton.language as tl
 
 from .batch import AttentionShape
 
-MERGE_WARPS = 2
-_MERGE_VALUES = 4096  # that a merging program holds at once
+MERGE_WARPS = 1
+_MERGE_VALUES = 2048  # that a merging program holds at once
 _MAX_BLOCK = 64
 
 

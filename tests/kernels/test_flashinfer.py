@@ -93,6 +93,7 @@ def test_one_graph_serves_every_length(paged_problem, group):
         strategy.run(q, kv_layer, out, spec)
     for lengths in ((1, 4096, 17, 900), (4800, 16, 0, 1), (300, 301, 302, 0), (4799,) * 4):
         batch.lengths = lengths
+        batch.seq_lens.copy_(torch.tensor(lengths))
         strategy.plan(batch, 1)
         out.fill_(float("nan"))
         graph.replay()

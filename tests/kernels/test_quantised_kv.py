@@ -67,7 +67,7 @@ def test_pages_hold_their_tokens_and_scales(kv_dtype, dim, page):
     assert tokens_per_page(layer) == page
     assert layer.nbytes == 3 * page_bytes(1, shape)
     assert shape.page_rows * dim >= page * (dim + 4) > (shape.page_rows - 1) * dim
-    plain = dataclasses.replace(shape, kv_dtype=torch.float16)
+    plain = dataclasses.replace(shape, dtype=torch.float16, kv_dtype=torch.float16)
     if dim >= 64:
         assert page_bytes(1, shape) < 0.55 * page_bytes(1, plain)
 
