@@ -76,9 +76,9 @@ class AppHost:
 
     def clear(self) -> None:
         """What was said stays among the saved chats."""
-        index = self._app.active
+        index, alone = self._app.active, len(self._app.tabs) == 1
         self._app.command("close_chat")
-        if len(self._app.tabs) > 1 or self._app.tab.chat.messages:
+        if not alone:  # else there is a fresh one already
             self._app.open_tab(self._app.fresh_tab(), index)
 
     def save(self) -> str:

@@ -196,7 +196,7 @@ def open_app() -> Callable[..., AbstractAsyncContextManager[Window]]:
     async def opened(
         says: str = "",
         *,
-        size: tuple[int, int] = (100, 30),
+        size: tuple[int, int] = (140, 30),
         on_submit: Callable[[Submit], list[Event]] | None = None,
         store: ChatStore | None = None,
         loaded: bool = True,

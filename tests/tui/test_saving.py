@@ -1,0 +1,75 @@
+"""Chats that last: what is on the screen is on the disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pkvchat.chats import Chat
+from pkvchat.messages import Delta
+from pkvchat.store import ChatStore
+
+OpenApp = Callable[..., Any]
+
+
+async def test_chats_come_back_as_they_were_left(open_app: OpenApp, store: ChatStore) -> None:
+    async with open_app("blue", store=store) as window:
+        await window.ask("sky?")
+        await window.settle(lambda: not window.app.tab.busy)
+        await window.press("ctrl+t", *"draft", "ctrl+t", "ctrl+pageup")
+    async with open_app(store=ChatStore(store.path)) as again:
+        assert [tab.chat.name for tab in again.app.tabs] == ["sky?", "New chat", "New chat"]
+        assert [m.text for m in again.app.tabs[0].chat.messages] == ["sky?", "blue"]
+        await again.press("ctrl+pagedown")
+        assert again.app.composer.text == "draft"
+        await again.press("up")
+        assert again.app.composer.text == "sky?"
+
+
+async def test_a_streaming_answer_is_on_disk_within_a_second(
+    open_app: OpenApp, store: ChatStore
+) -> None:
+    async with open_app(store=store) as window:
+        window.say(Delta(await window.ask("go"), "half an answer", 3))
+        reader = ChatStore(store.path)
+        await window.settle(lambda: reader.find("half an answer"))
+        (chat,) = reader.open_chats()
+        assert chat.messages[-1].version.reason == "quit"
+
+
+async def test_a_second_app_leaves_the_first_ones_tabs_alone(
+    open_app: OpenApp, store: ChatStore, talk: Chat
+) -> None:
+    store.save(talk, 0)
+    async with open_app(store=ChatStore(store.path)) as window:
+        assert [tab.chat.messages for tab in window.app.tabs] == [[]]
+
+
+async def test_a_disk_that_refuses_is_said_once_and_the_chat_goes_on(
+    open_app: OpenApp, store: ChatStore
+) -> None:
+    async with open_app("blue", store=store) as window:
+        store._db.execute("PRAGMA query_only = ON")
+        await window.ask("sky?")
+        await window.settle(lambda: "cannot be saved" in " ".join(window.notes))
+        await window.press(*"more")
+        window.app.saver.now()
+        assert len(window.notes) == 1
+        await window.shows("blue")
+        store._db.execute("PRAGMA query_only = OFF")
+
+
+async def test_a_chat_goes_to_a_file_and_back(
+    open_app: OpenApp, store: ChatStore, talk: Chat, tmp_path: Path
+) -> None:
+    store.save(talk, 0)
+    async with open_app(store=store) as window:
+        await window.send(f"/export {tmp_path}/chat.json")
+        assert json.loads((tmp_path / "chat.json").read_text())["messages"][3]["content"] == "2"
+        await window.send(f"/load {tmp_path}/chat.json")
+        assert [m.text for m in window.chat.messages] == ["one", "1", "two", "2"]
+        assert len(window.app.tabs) == 2
+        await window.send("/save")
+        assert window.chat.messages[-1].text == f"saved in {store.path}, as always"
