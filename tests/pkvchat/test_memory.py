@@ -72,7 +72,7 @@ def test_a_memory_limit_is_what_is_free() -> None:
             size_cache(32, replace(SHAPE, device=device), 1 << 20, 1 << 18, None)
         with pytest.raises(ValueError, match="--kv-memory 4 GiB is more than the"):
             size_cache(3, replace(SHAPE, device=device), 160, 0, 4 << 30)
-        with pytest.raises(ValueError, match="the device has .*; give no more than that"):
+        with pytest.raises(ValueError, match=r"the device has .*; give no more than that"):
             limit_memory(device, total + 1)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

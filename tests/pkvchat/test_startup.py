@@ -1,0 +1,71 @@
+"""What becomes of an engine where a device is short of memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pkvchat.attention_kernels import AttentionKernels
+from pkvchat.bench import Case, RandomWeights, run
+from pkvchat.kernels.batch import AttentionShape
+from pkvchat.models.causal_lm import CausalLM
+from pkvchat.models.random_weights import SHAPES
+from pkvchat.options import EngineOptions
+from pkvchat.startup import smaller_cache
+
+SHAPE = AttentionShape(4, 2, 64, 16, torch.float16, torch.device("cpu"))
+
+
+def test_a_cache_that_cannot_be_allocated_is_tried_smaller_with_a_line() -> None:
+    num_pages, context, note = smaller_cache(801, 12_800, SHAPE, EngineOptions(), "no memory")
+    assert (num_pages, context) == (700, 699 * 16)
+    assert note.endswith("the KV cache holds 11184 tokens, and the context is 11184")
+    # A context that still fits stays.
+    assert smaller_cache(801, 500, SHAPE, EngineOptions(context=500), "no memory")[1] == 500
+
+
+@pytest.mark.parametrize(("pages", "context"), [(801, 12_000), (2, 0)])
+def test_a_cache_too_small_for_what_was_asked_is_refused(pages: int, context: int) -> None:
+    with pytest.raises(ValueError, match=r"cannot be allocated \(no memory\): lower -c or"):
+        smaller_cache(pages, 12_800, SHAPE, EngineOptions(context=context), "no memory")
+
+
+def test_kernels_that_cannot_run_here_say_why(model: CausalLM) -> None:
+    kernels = AttentionKernels.create(model, SHAPE, lambda stage, done, total: None)
+    assert list(kernels.strategies) == ["split", "workqueue", "sdpa"]
+    assert kernels.prefill is None
+    assert "needs a CUDA device" in kernels.declined["flashinfer"]
+    assert kernels.strategy("split", SHAPE) is kernels.strategies["split"]
+
+
+@pytest.mark.gpu
+def test_an_engine_keeps_within_a_memory_limit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = replace(
+        SHAPES["llama-3-8b"],
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=512,
+        num_layers=8,
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        context_length=1 << 20,
+    )
+    monkeypatch.setitem(SHAPES, "tiny", tiny)
+    limit, weights = 2 << 30, RandomWeights("tiny", "Q4_K_M")
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        options = EngineOptions(device="cuda", memory_limit=limit)
+        cases = [Case(3000, 0, 50_000), Case(0, 20, 50_000)]
+        assert run(options, cases, [2], ["adaptive"], 1, "json", weights) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert all(row["avg_ts"] > 0 for row in rows)
+        assert torch.cuda.max_memory_reserved() <= limit
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
