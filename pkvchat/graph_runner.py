@@ -102,7 +102,7 @@ class DecodeGraphs:
         shape: AttentionShape,
         kv_layers: list[torch.Tensor],
         max_pages: int,
-        notify: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None],
     ) -> None:
         """max_pages: of one sequence, at most. notify: takes a line that a person should know."""
         self.model, self.shape, self.kv_layers = model, shape, kv_layers
