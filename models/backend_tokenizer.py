@@ -59,11 +59,19 @@ class BackendTokenizer:
         return Detokenizer(self._pieces, strip_space=self._strip_space and not open)
 
 
-def read_tokenizer_json(path: Path) -> BackendTokenizer:
-    """Raises ModelError if ``tokenizers`` cannot read the file."""
+def read_tokenizer_json(
+    path: Path, rows: int | None = None, template: str = ""
+) -> BackendTokenizer:
+    """rows: of the embedding. Special tokens past them, which only models that also see have rows
+    for (Gemma 3's), are left out unless ``template`` needs them.
+
+    Raises ModelError if ``tokenizers`` cannot read the file.
+    """
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for token in data.get("added_tokens") or ():
+        added = data.get("added_tokens") or []
+        data["added_tokens"] = [token for token in added if not _needless(token, rows, template)]
+        for token in data["added_tokens"]:
             # Otherwise a special token would be looked for after the marks are gone.
             token["normalized"] = token["normalized"] and not token["special"]
         backend = tokenizers.Tokenizer.from_str(json.dumps(data))
@@ -77,3 +85,8 @@ def read_tokenizer_json(path: Path) -> BackendTokenizer:
         byte_level='"ByteLevel"' in decoder,
         strip_space='"Strip"' in decoder or '"Metaspace"' in decoder,
     )
+
+
+def _needless(token: dict[str, Any], rows: int | None, template: str) -> bool:
+    beyond = rows is not None and token["id"] >= rows
+    return beyond and token["special"] and token["content"] not in template

@@ -54,7 +54,7 @@ class FeedForward:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [N, hidden_size], normed."""
-        return self.down(gated(self.gate_up(x), self.activation))
+        return self.down(self.gate_up.gated(x, self.activation))
 
 
 class RoutedFeedForward:

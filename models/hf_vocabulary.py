@@ -31,11 +31,15 @@ def read_json(path: Path, *, needed: bool = False) -> dict[str, Any]:
     return data
 
 
-def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
-    """config: of the model; its eos_token_id counts with generation_config.json's."""
+def read_vocabulary(folder: Path, config: Mapping[str, Any], rows: int) -> Vocabulary:
+    """config: of the model; its eos_token_id counts with generation_config.json's.
+
+    rows: of the embedding.
+    """
     settings = read_json(folder / "tokenizer_config.json")
     generation = read_json(folder / "generation_config.json")
-    tokenizer = _tokenizer(folder)
+    template = _template(folder, settings)
+    tokenizer = _tokenizer(folder, rows, template)
     eos = _token_text(settings.get("eos_token"))
     stops = {tokenizer.specials[eos]} if eos in tokenizer.specials else set()
     for entry in (generation.get("eos_token_id"), config.get("eos_token_id")):
@@ -43,16 +47,16 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
         stops.update(token for token in listed if type(token) is int)
     return Vocabulary(
         tokenizer=tokenizer,
-        template=_template(folder, settings),
+        template=template,
         bos=_token_text(settings.get("bos_token")),
         eos=eos,
         stop_ids=frozenset(stops),
     )
 
 
-def _tokenizer(folder: Path) -> Tokenizer:
+def _tokenizer(folder: Path, rows: int, template: str) -> Tokenizer:
     if (path := folder / "tokenizer.json").exists():
-        return read_tokenizer_json(path)
+        return read_tokenizer_json(path, rows, template)
     if (path := folder / "tokenizer.model").exists():
         try:
             return SpmTokenizer(path.read_bytes(), prefix=True)

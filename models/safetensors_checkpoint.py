@@ -95,7 +95,7 @@ class SafetensorsCheckpoint:
         return files
 
     def vocabulary(self) -> Vocabulary:
-        return read_vocabulary(self.path, self.metadata.entries)
+        return read_vocabulary(self.path, self.metadata.entries, self.config.vocab_size)
 
     def nbytes(self, name: str) -> int:
         return math.prod(self.shapes[name]) * self._sources[name][0].stored.dtype.itemsize

@@ -28,6 +28,8 @@ class Product(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor: ...
+
 
 class Table(Product, Protocol):
     """A product whose weight's rows can be looked up."""
@@ -51,6 +53,7 @@ class WeightPlan:
         self.expert_nbytes = 0  # of those, in routed experts
         self.held = 0  # with the copies for many rows
         self.packed: set[str] = set()  # quant types that products read as they are
+        self.linears: list[Linear] = []  # those that are not quantised
         self._widened: set[str] = set()  # quant types that had to be dequantised
         self._taken: set[str] = set()
         self._place = torch.device("meta")
@@ -75,7 +78,7 @@ class WeightPlan:
         matrix = {f"{name}.weight": (rows, width)}
         if not self._on_cpu and (blocks := self._blocks(matrix)):
             return self._quantised(blocks, width)
-        return Linear(self._dense(matrix, self.types.weight), types=self.types)
+        return self._linear(self._dense(matrix, self.types.weight))
 
     def linear(self, parts: Mapping[str, int], width: int, *, bias: bool = False) -> Product:
         """One product of several: ``parts`` gives names (less ".weight") and their output rows."""
@@ -86,7 +89,7 @@ class WeightPlan:
         matrices = {f"{name}.weight": (rows, width) for name, rows in parts.items()}
         if blocks := self._blocks(matrices):
             return self._product(blocks, width, added)
-        return Linear(self._dense(matrices, self.types.weight), added, types=self.types)
+        return self._linear(self._dense(matrices, self.types.weight), added)
 
     def experts(self, name: str, count: int, rows: int, width: int) -> Experts:
         """Of the tensor [count, rows, width]."""
@@ -109,6 +112,10 @@ class WeightPlan:
                 f"{self.checkpoint.path}: no place for tensors {shown}{more}:"
                 " this variant of the architecture is not supported, try another model"
             )
+
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        self.linears.append(Linear(weight, bias, types=self.types))
+        return self.linears[-1]
 
     # --- what WeightReader does for real ---------------------------------------------------------
 

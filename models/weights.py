@@ -38,6 +38,11 @@ class WeightReader(WeightPlan):
     def finish(self) -> None:
         self._runner.wait()
         super().finish()
+        if self.device.type == "cuda":
+            from pkvchat.kernels.measure_products import choose_products
+
+            self._progress("measuring products", 0, 0)
+            choose_products(self.linears)
 
     def _fill(
         self, name: str, out: torch.Tensor, fill: Callable[[torch.Tensor], Iterable[Part]]

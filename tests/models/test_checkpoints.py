@@ -308,6 +308,22 @@ def test_pickles_are_refused(folder: Path) -> None:
         load(folder)
 
 
+def test_a_token_past_the_embedding(folder: Path) -> None:
+    """As Gemma 3 1B's for pictures; one that the chat needs is a fault."""
+    path = folder / "tokenizer.json"
+    data = json.loads(path.read_text())
+    extra = {"content": "<image>", "id": VOCAB, "special": True, "normalized": False}
+    data["added_tokens"].append(data["added_tokens"][0] | extra)
+    path.write_text(json.dumps(data))
+    loaded = load(folder)
+    ids = loaded.tokenizer.encode("a<image><|im_end|>", specials=True)
+    assert max(ids) < VOCAB
+    assert "<image>" in loaded.tokenizer.decode(ids)
+    (folder / "chat_template.jinja").write_text("<image>{{ messages[-1].content }}")
+    with pytest.raises(ModelError, match="vocabulary has 261 tokens but the embedding only 260"):
+        load(folder)
+
+
 def test_no_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"neither tokenizer.json nor tokenizer.model"):
