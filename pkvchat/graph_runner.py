@@ -181,13 +181,13 @@ class DecodeGraphs:
             with torch.cuda.graph(graph):
                 logits = self._forward(inputs, strategy)
         except torch.OutOfMemoryError:
-            self._go_without(key, "the device has no memory left for it")
+            self._go_without(key, "there is no memory left; a smaller --kv-memory leaves more")
             return
         nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
         if self._make_room(nbytes):
             self._graphs[key] = _Graph(graph, logits, nbytes, self._steps)
         else:
-            self._go_without(key, f"the others fill the {human(self.budget)} that there are")
+            self._go_without(key, f"others fill the {human(self.budget)} that graphs may take")
 
     def _make_room(self, nbytes: int) -> bool:
         """Drop graphs, least recently used first, until the budget has room for ``nbytes``."""
@@ -202,8 +202,7 @@ class DecodeGraphs:
         self._without.add(key)
         rows, strategy = key
         self._notify(
-            f"no CUDA graph for {strategy} with {rows} rows: {why}; such steps run without one, "
-            "more slowly (a smaller --kv-memory leaves more room)"
+            f"steps of up to {rows} rows with {strategy} run without a CUDA graph, more slowly: {why}"
         )
 
     def _forward(self, inputs: _Inputs, strategy: Strategy) -> torch.Tensor:
