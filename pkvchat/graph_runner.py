@@ -201,9 +201,7 @@ class DecodeGraphs:
     def _go_without(self, key: tuple[int, str], why: str) -> None:
         self._without.add(key)
         rows, strategy = key
-        self._notify(
-            f"steps of up to {rows} rows with {strategy} run without a CUDA graph, more slowly: {why}"
-        )
+        self._notify(f"{rows} rows with {strategy} run without a CUDA graph, more slowly: {why}")
 
     def _forward(self, inputs: _Inputs, strategy: Strategy) -> torch.Tensor:
         attend = StepAttention(
