@@ -22,7 +22,8 @@ class AttentionShape:
     """What is fixed for the life of a KV cache.
 
     dtype: that attention computes in; queries of another are cast to it. kv_dtype: of the cache,
-    ``dtype`` itself or one of ``QUANT_MAX``, then with a scale for each token and head.
+    ``dtype`` itself or one of ``QUANT_MAX``, then with a scale for each token and head. Raises
+    ValueError for what no strategy takes.
     """
 
     num_qo_heads: int
@@ -36,6 +37,22 @@ class AttentionShape:
     def __post_init__(self) -> None:
         if self.kv_dtype is None:
             object.__setattr__(self, "kv_dtype", self.dtype)
+        for name in ("num_qo_heads", "num_kv_heads", "head_dim", "page_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
+        if self.num_qo_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_qo_heads is {self.num_qo_heads}, and must be a multiple of num_kv_heads, "
+                f"{self.num_kv_heads}"
+            )
+        if self.kv_dtype not in (self.dtype, *QUANT_MAX):
+            allowed = ", ".join(map(str, (self.dtype, *QUANT_MAX)))
+            raise ValueError(f"kv_dtype is {self.kv_dtype}, and must be one of {allowed}")
+        if self.quantised and self.head_dim % SCALE_BYTES:
+            raise ValueError(
+                f"head_dim is {self.head_dim}, and must be a multiple of {SCALE_BYTES} for "
+                f"{self.kv_dtype} KV"
+            )
 
     @property
     def group_size(self) -> int:

@@ -11,6 +11,7 @@ import torch
 
 from .batch import AttentionShape, DecodeBatch, LayerSpec
 from .merge import with_sinks
+from .paged_strategy import PagedStrategy
 from .strategy import StrategyUnavailable
 
 _HEAD_DIMS = (64, 128, 256)
@@ -60,7 +61,7 @@ def why_not_built(error: Exception) -> StrategyUnavailable:
     )
 
 
-class FlashInfer:
+class FlashInfer(PagedStrategy):
     """BatchDecodeWithPagedKVCacheWrapper over HND pages; tensor cores from 4 query heads a group.
 
     FlashInfer compiles its kernels when first used and caches them, so the first construction
@@ -73,7 +74,7 @@ class FlashInfer:
 
     def __init__(self, shape: AttentionShape, tensor_cores: bool | None = None) -> None:
         library = load_flashinfer(shape)
-        self.shape = shape
+        super().__init__(shape)
         self.tensor_cores = shape.group_size >= 4 if tensor_cores is None else tensor_cores
         self._wrapper_class: Any = library.BatchDecodeWithPagedKVCacheWrapper
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
@@ -97,7 +98,7 @@ class FlashInfer:
         except Exception as error:
             raise why_not_built(error) from error
 
-    def plan(self, batch: DecodeBatch, num_splits: int) -> None:
+    def _plan(self, batch: DecodeBatch, num_splits: int) -> None:
         """Lay out the batch's pages; each layer spec is planned at its first layer.
 
         Those that a graph may have captured are planned here: its replays call nothing else.
@@ -162,7 +163,7 @@ class FlashInfer:
             "paged_kv_last_page_len_buffer": buffer(table_size[0]),
         }
 
-    def run(
+    def _run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
     ) -> None:
         wrapper, query = self._wrapper(spec), q.to(self.shape.dtype)

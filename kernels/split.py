@@ -23,7 +23,7 @@ class Split(TorchStrategy[list[Gather]]):
     def _gather(self, batch: DecodeBatch, window: int) -> list[Gather]:
         return gather_rows(self.shape, batch, window, self._num_splits, self._scratch)
 
-    def run(
+    def _attend(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
     ) -> None:
         gathers, shape = self._gathers_for(spec.window), self.shape

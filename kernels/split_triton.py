@@ -24,6 +24,7 @@ from .merge_triton import (
     merge_states,
     store_piece,
 )
+from .paged_strategy import PagedStrategy
 
 
 @triton.jit
@@ -158,32 +159,30 @@ def _merge_kernel(
         )
 
 
-class SplitTriton:
+class SplitTriton(PagedStrategy):
     """Decode attention by sequence splitting; see the module. Rows of length 0 give zeros."""
 
     name = "split"
     capturable = True
 
     def __init__(self, shape: AttentionShape, config: TileConfig | None = None) -> None:
-        self.shape = shape
+        super().__init__(shape)
         self.config = config or tile_config(shape)
         self._states = allocate_states(2 * self.config.num_programs, shape)
         self._num_splits = torch.ones(1, dtype=torch.int32, device=shape.device)
         self._overlap = False
-        self._batch: DecodeBatch | None = None
 
     def max_splits(self, batch_size: int) -> int:
         """The grid's width: splits enough for two programs where workqueue has one."""
         segments = batch_size * self.shape.num_kv_heads
         return max(1, 2 * self.config.num_programs // segments)
 
-    def plan(self, batch: DecodeBatch, num_splits: int) -> None:
+    def _plan(self, batch: DecodeBatch, num_splits: int) -> None:
         """Take num_splits, or as many as the grid is wide; nothing else depends on the host."""
-        self._batch = batch
         self._num_splits.fill_(num_splits)
         self._overlap = False
 
-    def run(
+    def _run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
     ) -> None:
         shape, config, batch = self.shape, self.config, self._batch

@@ -39,7 +39,7 @@ class Workqueue(TorchStrategy[_Queue]):
         rows = torch.tensor([task.row for task in tasks], device=table.device)
         return _Queue(gather, rows, len(batch))
 
-    def run(
+    def _attend(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
     ) -> None:
         queue, shape = self._gathers_for(spec.window), self.shape

@@ -25,6 +25,7 @@ from .merge_triton import (
     merge_states,
     store_piece,
 )
+from .paged_strategy import PagedStrategy
 from .planner_triton import MAX_BATCH, Plan, plan_shares, segment_cost
 
 
@@ -170,25 +171,23 @@ def _merge_kernel(
         )
 
 
-class WorkqueueTriton:
+class WorkqueueTriton(PagedStrategy):
     """Decode attention over equal shares; see the module. Rows of length 0 give zeros."""
 
     name = "workqueue"
     capturable = True
 
     def __init__(self, shape: AttentionShape, config: TileConfig | None = None) -> None:
-        self.shape = shape
+        super().__init__(shape)
         self.config = config or tile_config(shape)
         self._states = allocate_states(2 * self.config.num_programs, shape)
         self._plans: dict[int, Plan] = {}  # by window
         self._planned: set[int] = set()  # windows planned for this batch
-        self._batch: DecodeBatch | None = None
 
-    def plan(self, batch: DecodeBatch, num_splits: int) -> None:
+    def _plan(self, batch: DecodeBatch, num_splits: int) -> None:
         """Remember the batch; each window is planned on the device at its first layer."""
         if len(batch) > MAX_BATCH:
             raise ValueError(f"a batch of {len(batch)} rows; at most {MAX_BATCH} are supported")
-        self._batch = batch
         self._planned.clear()
 
     def _plan_for(self, batch: DecodeBatch, window: int) -> Plan:
@@ -208,7 +207,7 @@ class WorkqueueTriton:
             self._planned.add(window)
         return self._plans[window]
 
-    def run(
+    def _run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
     ) -> None:
         shape, config, batch = self.shape, self.config, self._batch

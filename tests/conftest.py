@@ -7,6 +7,9 @@ import os
 # The suite runs in one process per core; threads of several that wait for each other only spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Decode batches are looked into, as with --debug.
+os.environ["PKVCHAT_CHECK_CONTENTS"] = "1"
+
 import pytest
 import torch
 
