@@ -74,6 +74,7 @@ def load_model(
             f" {rows} rows: the files do not belong together, fetch the model again"
         )
     template = ChatTemplate(vocabulary)
+    turn_end = tokenizer.specials.get(template.turn_end())
     asked = dtype is not None
     if dtype is None:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -95,7 +96,7 @@ def load_model(
         packed=tuple(sorted(reader.packed)),
         tokenizer=tokenizer,
         template=template,
-        stop_ids=vocabulary.stop_ids,
+        stop_ids=vocabulary.stop_ids | ({turn_end} if turn_end is not None else set()),
         notes=tuple(filter(None, (found.note, template.fallback_note, reader.note, fit_note))),
     )
 

@@ -72,6 +72,16 @@ class ChatTemplate:
             self._fall_back(str(error))
             return self._render(given, add_generation_prompt)
 
+    def turn_end(self) -> str:
+        """The special token that follows an answer, "" if none: files do not always declare it."""
+        given = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "Yes"}]
+        try:
+            text = self._render(given, False)
+        except Exception:  # see render
+            return ""
+        found = self._look_alike.match(text.rpartition("Yes")[2].lstrip())
+        return found[0] if found else ""
+
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         variables = {
             "messages": messages,

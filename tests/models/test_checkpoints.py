@@ -350,6 +350,18 @@ def test_stop_ids_and_template(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("after", "stops"), [("<|endoftext|>\n", {257, 258}), ("\n<|im_end|>", {257}), ("\n", {257})]
+)
+def test_a_turn_ends_where_the_template_ends_it(
+    gguf_with: Callable[..., Path], after: str, stops: set[int]
+) -> None:
+    """Early files of Llama 3 declare only the end of a text."""
+    template = "{% for m in messages %}{{ m.content }}" + after + "{% endfor %}"
+    change = put(**{"tokenizer__chat_template": template})
+    assert load(gguf_with(change)).stop_ids == stops
+
+
 def test_a_chat_template_that_is_not_text(folder: Path) -> None:
     (folder / "chat_template.jinja").write_bytes(b"{{ \xff }}")
     with pytest.raises(ModelError, match=r"chat_template.jinja: cannot be read: .*0xff"):
