@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     argv = sys.argv[1:] if argv is None else argv
     debug = "--debug" in argv
+    if debug:  # see kernels/checks.py
+        os.environ.setdefault("PKVCHAT_CHECK_CONTENTS", "1")
     try:
         args = _parser().parse_args(argv)
         code: int = args.run(args)
