@@ -2,7 +2,7 @@
 
 ppN reads a prompt of N tokens, tgN decodes N tokens, "@ dD" does so with D tokens in the context
 before. Token ids are random, decoding is greedy, and a first, unmeasured run warms everything up.
-A decoded token's bound is the time to read the weights and the KV once, at this device's bandwidth.
+The bound of a step is the time to read the weights and the KV once, at this device's bandwidth.
 Several policies take turns, run by run, so that what drifts in the machine drifts for all of them.
 """
 
@@ -36,7 +36,6 @@ from .errors import ChatError, startup_errors
 from .memory import free_memory
 from .options import EngineOptions
 from .progress import ProgressLine
-from .runner import ModelRunner
 from .sampling import SamplingParams
 from .startup import build_engine, prepare, start_engine
 
@@ -150,7 +149,7 @@ def _rows(
         for case in cases:
             samples = bench.compare(case, made, repetitions, progress)
             progress.close()
-            bound = bound_ts(engine.runner, case, batch, bandwidth)
+            bound = bound_ts(engine, case, batch, bandwidth)
             against = statistics.mean(samples[policies[-1]].speeds) if len(policies) > 1 else None
             for name in policies:
                 row = result(case, samples[name], bound, against)
@@ -265,18 +264,26 @@ class Bench:
 # --- what a row says -----------------------------------------------------------------------------
 
 
-def bound_ts(runner: ModelRunner, case: Case, batch: int, bandwidth: float) -> float | None:
+def bound_ts(engine: Engine, case: Case, batch: int, bandwidth: float) -> float | None:
     """Tokens per second of steps that read each weight and the KV once and do nothing else.
 
-    bandwidth: bytes per second. None for prompts, which compute bounds, and for mixtures of
-    experts, whose steps read what the router chooses.
+    bandwidth: bytes per second. A prompt takes as few steps as its chunks allow; what it comes near
+    is the device's arithmetic, not this. None for mixtures of experts, whose steps read what the
+    router chooses.
     """
-    model, shape = runner.model, runner.shape
-    if not case.new or model.config.experts:
+    model, shape, chunk = engine.runner.model, engine.runner.shape, engine.pace.max_chunk
+    if model.config.experts:
         return None
-    seen = sum(min(spec.window or case.mean_length, case.mean_length) for spec in model.layer_specs)
-    kv_bytes = seen * page_bytes(1, shape) / shape.page_size
-    return batch * bandwidth / (model.step_nbytes() + batch * kv_bytes)
+    if case.new:
+        steps, tokens, lengths = 1, batch, [case.mean_length]
+    else:
+        tokens = batch * case.prompt
+        steps = -(-tokens // chunk)
+        ends = (*range(chunk, case.prompt, chunk), case.prompt)
+        lengths = [case.depth + end for end in ends]
+    seen = sum(min(spec.window or n, n) for spec in model.layer_specs for n in lengths)
+    kv_bytes = batch * seen * page_bytes(1, shape) / shape.page_size
+    return tokens * bandwidth / (steps * model.step_nbytes() + kv_bytes)
 
 
 def result(case: Case, samples: Samples, bound: float | None, against: float | None) -> Row:

@@ -54,13 +54,12 @@ class ShortBench:
         return self._table()
 
     def _table(self) -> str:
-        runner = self._engine.runner
-        bandwidth = read_bandwidth(runner.shape.device)
+        bandwidth = read_bandwidth(self._engine.device)
         lines = [f"{'test':<8}{'tokens/s':>18}{'bound':>10}{'of it':>8}"]
         for case, samples in zip(self._cases, self._samples, strict=True):
             mean = statistics.mean(samples[1:])
             speed = f"{mean:.1f} ± {statistics.stdev(samples[1:]):.1f}"
-            bound = bound_ts(runner, case, 1, bandwidth)
+            bound = bound_ts(self._engine, case, 1, bandwidth)
             of_it = f"{bound:>10.1f}{mean / bound:>8.1%}" if bound else ""
             lines.append(f"{case.name:<8}{speed:>18}{of_it}")
         return "\n".join(lines)
