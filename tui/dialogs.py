@@ -8,6 +8,8 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
+from pkvchat.clean import one_line
+
 
 class AskLine(ModalScreen[str | None]):
     """Asks for one line; Enter answers it, Esc gives None."""
@@ -20,7 +22,7 @@ class AskLine(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog"):
             yield Label(Content(self._question))
-            yield Input(self._initial, id="line")
+            yield Input(one_line(self._initial), id="line")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value)

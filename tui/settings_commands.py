@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from pkvchat.clean import typed
 from pkvchat.commands.command import Command
 from pkvchat.commands.engine import policies
 from pkvchat.errors import ChatError
@@ -34,7 +35,7 @@ def _in_force(app: ChatApp) -> dict[str, Any]:
     names = {name: short for short, name in THEME_NAMES.items()}
     return {
         **{name: getattr(app.session.params, name) for name in _SAMPLING},
-        "system_prompt": app.settings.system_prompt,
+        "system_prompt": typed(app.settings.system_prompt),
         "theme": names.get(app.theme, app.theme),
         "policy": app.session.state.policy,
         "mouse": app.mouse,

@@ -1,0 +1,41 @@
+"""The step inspector."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pkvchat.tui.inspector import Inspector
+
+OpenApp = Callable[..., Any]
+
+
+async def test_it_shows_filters_and_saves_steps(
+    open_app: OpenApp,
+    record: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with open_app(size=(120, 40)) as window:
+        meter = window.app.session.meter
+        meter.add([record(1, "split"), record(2, "sdpa", reason="few [rows]")])
+        await window.press("f4")
+        await window.shows("few [rows]")
+        assert isinstance(window.app.screen, Inspector)
+        for fact in ("1,024", "no task list: 64 pages gathered", "130.0 µs", "65 of 512 used"):
+            assert fact in window.text
+        await window.press("f")
+        await window.shows("1 steps, sdpa")
+        await window.press("s", "space")
+        saved = Path("steps.jsonl").read_text(encoding="utf-8").splitlines()
+        assert [json.loads(line)["step"] for line in saved] == [2]
+        meter.add([record(3, "sdpa")])
+        await window.pilot.pause(0.6)
+        assert "1 steps, sdpa, paused" in window.text
+        await window.press("escape")
+        assert len(window.app.screen_stack) == 1

@@ -1,0 +1,75 @@
+"""The window: sizes, themes, colours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.color import ColorType
+
+from pkvchat.errors import UsageError
+from pkvchat.options import EngineOptions
+from pkvchat.sampling import SamplingParams
+from pkvchat.settings import Settings
+from pkvchat.tui.app import run
+
+OpenApp = Callable[..., Any]
+ANSWER = "text with `code`\n\n```python\nx = 1\n```\n\nThe END"
+
+
+@pytest.mark.parametrize("size", [(40, 10), (60, 20), (80, 24), (120, 40), (250, 80), (12, 4)])
+async def test_every_window_size_works(open_app: OpenApp, size: tuple[int, int]) -> None:
+    answer = "An answer with a fair number of words in it, to wrap. END"
+    async with open_app(answer, size=size) as window:
+        app = window.app
+        await window.ask("hello")
+        await window.settle(lambda: not app.tab.busy)
+        if size != (12, 4):
+            await window.shows("END")
+            assert app.panel.display is (size[1] >= 14)
+        for other in [(120, 40), (40, 10), size]:
+            await window.pilot.resize_terminal(*other)
+            await window.pilot.pause()
+
+
+@pytest.mark.parametrize("theme", ["dark", "light", "terminal", "dracula"])
+async def test_themes_draw(open_app: OpenApp, theme: str) -> None:
+    async with open_app(ANSWER, theme=theme) as window:
+        await window.send("hi")
+        await window.shows("x = 1", "The END")
+
+
+def test_a_theme_that_does_not_exist_is_said_with_those_that_do() -> None:
+    with pytest.raises(UsageError, match=r"theme 'beige' does not exist; one of dark, .*dracula"):
+        run(EngineOptions(), SamplingParams(), Settings(theme="beige"))
+
+
+async def test_the_theme_can_be_changed(open_app: OpenApp) -> None:
+    async with open_app(ANSWER) as window:
+        await window.send("hi")
+        await window.shows("The END")
+        for name in ("light", "terminal", "nord"):
+            await window.send(f"/theme {name}")
+            await window.shows("The END")
+        assert window.app.theme == "nord"
+        await window.send("/theme beige")
+        assert "no theme 'beige'" in window.notes[-1]
+
+
+def colours(window: Any) -> set[ColorType]:
+    """The kinds of colours on the screen."""
+    found = set()
+    for strip in window.app.screen._compositor.render_strips():
+        for segment in strip:
+            for colour in (segment.style.color, segment.style.bgcolor) if segment.style else ():
+                found |= {colour.type} if colour else set()
+    return found
+
+
+async def test_the_terminals_own_theme_uses_no_colours_but_its_own(open_app: OpenApp) -> None:
+    async with open_app(ANSWER, theme="terminal") as window:
+        await window.send("hi")
+        await window.shows("The END")
+        await window.press("f5")
+        assert colours(window) <= {ColorType.DEFAULT, ColorType.STANDARD}
