@@ -1,0 +1,183 @@
+"""The app on a stand-in for the engine that streams text at a given rate; run by interface.py.
+
+``python benchmarks/interface_app.py FOLDER RATE`` opens it on the chats in FOLDER: each prompt is
+answered with RATE tokens a second, a prompt of "code" with 5,000 lines of it. ``FOLDER day`` runs
+one day's use without a terminal and prints how many bytes memory has grown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from pkvchat.chats import Chat
+from pkvchat.messages import (
+    Command,
+    Delta,
+    Event,
+    Finished,
+    Ready,
+    Started,
+    Steps,
+    Stop,
+    Submit,
+)
+from pkvchat.open_chat import OpenChat
+from pkvchat.options import EngineOptions
+from pkvchat.sampling import SamplingParams
+from pkvchat.settings import Settings
+from pkvchat.steps import StepRecord
+from pkvchat.store import ChatStore
+from pkvchat.tui.app import ChatApp
+
+FRAME_S = 1 / 10  # as the engine process sends
+CODE_LINES = 5000
+CODE_END = "end_of_code"
+ANSWERS_A_DAY = 24 * 60  # one a minute
+TOKENS_AN_ANSWER = 300
+TURNS_A_CHAT = 10
+READY = Ready(
+    "stand-in", "none", "none", 1 << 20, 1 << 16, 16, "adaptive", {"split": "", "sdpa": ""}
+)
+
+
+def words(seed: int) -> Iterator[str]:
+    """Markdown without end, in lower case and one token at a time."""
+    rng = random.Random(seed)
+    for number in range(1 << 62):
+        word = "".join(rng.choices("abcdefghiklmnoprstu", k=rng.randint(2, 8)))
+        end = "\n\n" if number % 60 == 59 else " "
+        yield f"**{word}**{end}" if number % 20 == 7 else word + end
+
+
+def code() -> Iterator[str]:
+    """A fenced block, a line a fragment."""
+    yield "```python\n"
+    for number in range(CODE_LINES):
+        yield f"value_{number} = compute({number}, 'text')  # a comment on it\n"
+    yield f"{CODE_END} = True\n"
+
+
+def step(number: int, batch: int) -> StepRecord:
+    lengths = tuple(1000 + number for _ in range(batch))
+    predicted = {"split": 41.0, "workqueue": 47.0, "sdpa": 130.0}
+    reason = "split is predicted 1.15x as fast as workqueue"
+    return StepRecord(
+        number, "split", reason, batch, lengths, 4, predicted, 9.8, 102.0 * batch, 500, 65536
+    )
+
+
+class StandIn:
+    """Has EngineClient's interface. Events go through pickle, as they do from a process."""
+
+    def __init__(self, folder: Path, rate: float) -> None:
+        self.options = EngineOptions()
+        self.alive = True
+        self._folder = folder
+        self._rate = rate
+        self._streams: dict[str, Iterator[str]] = {}
+        self._news: list[Event] = [READY]
+        self._lock = threading.Lock()
+        self._last = time.monotonic()
+        self._due = 0.0
+        self._steps = 0
+
+    def send(self, command: Command) -> None:
+        with self._lock:
+            match command:
+                case Submit(chat_id, messages):
+                    asked = messages[-1].content
+                    self._streams[chat_id] = code() if asked == "code" else words(len(asked))
+                    self._news.append(Started(chat_id, 100, 0))
+                case Stop(chat_id) if self._streams.pop(chat_id, None):
+                    self._news.append(Finished(chat_id, "cancelled", 100, 1, 0.1, 1.0))
+
+    def events(self, timeout: float | None = None) -> list[Event]:
+        time.sleep(FRAME_S)
+        with self._lock:
+            events, self._news = self._news, []
+            now = time.monotonic()
+            self._due += self._rate * (now - self._last)
+            self._last = now
+            count, self._due = int(self._due), self._due % 1
+            if self._streams and count:
+                events += self._stream(count)
+        sent: list[Event] = pickle.loads(pickle.dumps(events))
+        return sent
+
+    def _stream(self, count: int) -> Iterator[Event]:
+        for chat_id, stream in list(self._streams.items()):
+            tokens = [token for _, token in zip(range(count), stream, strict=False)]
+            yield Delta(chat_id, "".join(tokens), len(tokens))
+            if len(tokens) < count:
+                del self._streams[chat_id]
+                yield Finished(chat_id, "stop", 100, CODE_LINES, 0.1, self._rate)
+                (self._folder / "sent").write_text(str(time.monotonic()))
+        self._steps += count
+        batch = max(len(self._streams), 1)
+        yield Steps(tuple(step(self._steps + i, batch) for i in range(count)))
+
+    def start(self) -> None: ...
+    def restart(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def make_app(folder: Path, rate: float) -> ChatApp:
+    store = ChatStore(folder / "chats.db")
+    client = StandIn(folder, rate)
+    return ChatApp(client, SamplingParams(), Settings(), store)  # type: ignore[arg-type]
+
+
+async def day(folder: Path) -> int:
+    """Bytes that the process has grown by, after a twentieth of the day has warmed it up."""
+    app = make_app(folder, rate=0)
+    process = psutil.Process()
+    before = 0
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.session.apply(READY)
+        for number in range(ANSWERS_A_DAY):
+            if number == ANSWERS_A_DAY // 20:
+                before = process.memory_info().rss
+            if number % TURNS_A_CHAT == 0:
+                app.open_tab(OpenChat(Chat()))
+                if len(app.tabs) > 8:
+                    app.go_to(0)
+                    app.command("close_chat")
+                    app.go_to(len(app.tabs) - 1)
+            app.composer.insert(f"question {number}")
+            await pilot.press("enter")
+            await _answer(app, number)
+            if number % 7 == 0:
+                app.go_to(number % len(app.tabs))
+            await pilot.pause()
+        return process.memory_info().rss - before
+
+
+async def _answer(app: ChatApp, number: int) -> None:
+    """One whole answer in ten frames, in the chat in view."""
+    chat_id, stream = app.tab.chat.id, words(number)
+    app.session.apply(Started(chat_id, 100, 0))
+    count = TOKENS_AN_ANSWER // 10
+    for frame in range(10):
+        text = "".join(token for _, token in zip(range(count), stream, strict=False))
+        app.session.apply(Delta(chat_id, text, count))
+        first = number * TOKENS_AN_ANSWER + frame * count
+        app.session.apply(Steps(tuple(step(first + i, 1) for i in range(count))))
+        app._draw()
+        await asyncio.sleep(0)
+    app.session.apply(Finished(chat_id, "stop", 100, TOKENS_AN_ANSWER, 0.1, 100.0))
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "day":
+        print(asyncio.run(day(Path(sys.argv[1]))))
+    else:
+        make_app(Path(sys.argv[1]), float(sys.argv[2])).run()
