@@ -14,6 +14,12 @@ def has_dependent_launch(device: torch.device) -> bool:
 
 
 @functools.cache
+def has_wgmma(device: torch.device) -> bool:
+    """Whether tensor cores take operands by the warp group: only compute capability 9 does."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
+@functools.cache
 def multiprocessors(device: torch.device) -> int:
     """1 for a device that only interprets kernels."""
     if device.type != "cuda":

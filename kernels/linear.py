@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+from .activation import gated
+
 
 @dataclass(frozen=True)
 class LinearTypes:
@@ -52,13 +54,29 @@ class Linear:
         self.weight = weight.to(types.weight)
         self.bias = None if bias is None else bias.to(types.weight)
         self.types = types
+        self.gemv_rows = 0  # up to which, on CUDA, our own kernel multiplies (measure_products)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [N, in]; returns [N, out] in x's dtype."""
+        if 0 < x.shape[0] <= self.gemv_rows:
+            return self._few(x, "")
         types = self.types
         dtype = types.few_rows if x.shape[0] <= types.few_limit else types.many_rows
         bias = None if self.bias is None else self.bias.to(dtype)
         return F.linear(x.to(dtype), self.weight.to(dtype), bias).to(x.dtype)
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """``activation.gated`` of the product, [N, out / 2]."""
+        if 0 < x.shape[0] <= self.gemv_rows:
+            return self._few(x, activation)
+        return gated(self(x), activation)
+
+    def _few(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        from .gemv_triton import gemv
+
+        out = x.new_empty(x.shape[0], len(self.weight) // (2 if activation else 1))
+        gemv(self.weight, x.contiguous(), out, self.bias, activation)
+        return out
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows of the weight, as an embedding table. ids: [N] int64; returns [N, in]."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from .activation import gated
 from .linear import Linear, LinearTypes
 from .quant_formats import Planes, dequantise, fields, pack, scales_and_biases
 
@@ -68,6 +69,10 @@ class PackedLinear:
         if self.bias is not None:
             y = y + self.bias
         return y.to(x.dtype)
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """``activation.gated`` of the product, [N, out / 2]."""
+        return gated(self(x), activation)
 
     def nbytes(self) -> int:
         """Bytes held, the dense copy included."""

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .quant_formats import Planes
-from .quant_tiles_triton import weight_slots
+from .quant_tiles_triton import weight_pairs
 
 _UNITS = 16  # of a row, per program
 
@@ -42,7 +42,7 @@ def dequantise_kernel(
         row = tl.load(ids_ptr + i, mask=i < num_rows, other=0)
     else:
         row = first_row + tl.minimum(i, num_rows - 1)
-    w = weight_slots(
+    w = weight_pairs(
         low_ptr,
         high_ptr,
         scales_ptr,
@@ -56,9 +56,10 @@ def dequantise_kernel(
         UNITS,
         out_ptr.dtype.element_ty,
         0,
+        False,
     )
-    w = tl.reshape(w, [UNITS, 4, ROWS, 32 // FIELD])
-    w = tl.reshape(tl.permute(w, [0, 3, 1, 2]), [UNITS * UNIT, ROWS])
+    w = tl.reshape(w, [UNITS, 4, ROWS, 2, 16 // FIELD])
+    w = tl.reshape(tl.permute(w, [0, 4, 1, 3, 2]), [UNITS * UNIT, ROWS])
     k = tl.program_id(1) * (UNITS * UNIT) + tl.arange(0, UNITS * UNIT)[:, None]
     tl.store(out_ptr + i.to(tl.int64) * WIDTH + k, w, mask=(i < num_rows) & (k < WIDTH))
 

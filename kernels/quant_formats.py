@@ -1,10 +1,11 @@
 """GGUF's quantised blocks as planes: the same bytes, arranged so that a GPU loads them wide.
 
 A weight is ``scale * q + bias`` with q an unsigned field of 4, 5, 6 or 8 bits. A row of a matrix
-is cut into units of four 32-bit words. Field j of word i of a unit holds weight ``4 * j + i`` of
-the unit, so that a thread that loads one unit (16 bytes) needs four neighbouring activations for
-each j. The 5th and 6th bits lie in a plane of their own, a byte or two per word, in an order that
-lets one shift place the bits of two fields at once (see ``QuantType.high_bits``).
+is cut into units of four 32-bit words: a thread loads a unit with one instruction. Fields s of the
+lower and of the upper half of word i hold the neighbours ``8 * s + 2 * i`` and the next one: one
+mask takes both out of the word, 16 bits apart, where a pair of 16-bit numbers has them. The 5th and
+6th bits lie in a plane of their own, a byte or two per word, where the upper half's follow 2 bits
+after the lower half's.
 Block layouts: github.com/ggml-org/ggml src/ggml-common.h.
 """
 
@@ -146,9 +147,8 @@ def _q4_1(blocks: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _q8_0(blocks: torch.Tensor) -> list[torch.Tensor]:
-    q = (blocks[..., 2:] ^ 0x80).unflatten(-1, (2, 4, 4))  # unit, slot, word
-    low = _view(q.transpose(-1, -2), torch.int32)
-    return [low, _none(q), _half(blocks, 0), _none(q)]
+    low = _by_word((blocks[..., 2:] ^ 0x80).unflatten(-1, (2, 16)))
+    return [_view(low, torch.int32), _none(low), _half(blocks, 0), _none(low)]
 
 
 def _q4_k(blocks: torch.Tensor) -> list[torch.Tensor]:
@@ -158,10 +158,8 @@ def _q4_k(blocks: torch.Tensor) -> list[torch.Tensor]:
 
 def _q5_k(blocks: torch.Tensor) -> list[torch.Tensor]:
     bits = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
-    top = (blocks[..., None, 16:48] >> bits) & 1  # group of 32, weight
-    by_word = top.unflatten(-1, (4, 2, 4))  # pair, odd, word
-    weights = torch.tensor([[1, 16], [2, 32], [4, 64], [8, 128]], device=blocks.device)
-    high = (by_word * weights.to(torch.uint8)[..., None]).sum((-3, -2), dtype=torch.uint8)
+    top = _by_word((blocks[..., None, 16:48] >> bits) & 1)  # [..., group of 32, word, field]
+    high = (top << high_at(bits[:, 0], 1)).sum(-1, dtype=torch.uint8)
     q = _nibbles(blocks[..., 48:], 32)
     return [_words(q), high, _k_scales(blocks), _none(q)]
 
@@ -171,12 +169,11 @@ def _q6_k(blocks: torch.Tensor) -> list[torch.Tensor]:
     q = torch.cat((low & 15, low >> 4), -2).reshape(*blocks.shape[:2], 8, 32)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
     top = (top.unflatten(-1, (2, 1, 32)) >> shifts) & 3
-    by_word = top.reshape(*blocks.shape[:2], 8, 2, 2, 2, 4)  # group of 32, half, byte, odd, word
-    weights = torch.tensor([[1, 16], [4, 64]], dtype=torch.uint8, device=blocks.device)
-    by_word = by_word * weights[:, None, :, None]
-    high = by_word.sum((-4, -2), dtype=torch.uint8).transpose(-1, -2)
+    by_word = _by_word(top.reshape(*blocks.shape[:2], 8, 32)).to(torch.int32)
+    field = torch.arange(8, dtype=torch.int32, device=blocks.device)
+    high = (by_word << high_at(field, 2)).sum(-1, dtype=torch.int32).to(torch.int16)
     scales = _view(blocks[..., 192:208], torch.int16)
-    return [_words(q), _view(high, torch.int16), scales, _half(blocks, 208)]
+    return [_words(q), high, scales, _half(blocks, 208)]
 
 
 _SPLITTERS: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
@@ -208,11 +205,20 @@ def _nibbles(packed: torch.Tensor, run: int) -> torch.Tensor:
     return torch.cat((runs & 15, runs >> 4), -2).reshape(*packed.shape[:-1], -1, 32)
 
 
+def _by_word(q: torch.Tensor) -> torch.Tensor:
+    """The weights of units, [..., UNIT], as fields: [..., word, field]."""
+    return q.unflatten(-1, (-1, 4, 2)).movedim(-3, -1).flatten(-2)
+
+
 def _words(q: torch.Tensor) -> torch.Tensor:
-    """[..., 32] nibbles to [..., 4] int32: nibble j of word i is number 4 * j + i."""
-    pairs = q.unflatten(-1, (4, 2, 4))  # byte of the word, nibble of the byte, word
-    packed = pairs[..., 0, :] | (pairs[..., 1, :] << 4)
-    return _view(packed.transpose(-1, -2), torch.int32)
+    """[..., 32] nibbles to [..., 4] int32."""
+    nibbles = _by_word(q)
+    return _view(nibbles[..., 0::2] | (nibbles[..., 1::2] << 4), torch.int32)
+
+
+def high_at(field: torch.Tensor, bits: int) -> torch.Tensor:
+    """Where a field's high ``bits`` lie in its word's part of the high plane."""
+    return field % 4 * 4 + field // 4 * 2 if bits == 2 else field % 2 * 4 + field // 2
 
 
 def _k_scales(blocks: torch.Tensor) -> torch.Tensor:
@@ -230,16 +236,14 @@ def _k_scales(blocks: torch.Tensor) -> torch.Tensor:
 
 def fields(planes: Planes) -> torch.Tensor:
     """[rows, in_features] int32, every unsigned q in order."""
-    kind, low = planes.type, planes.low.unflatten(-1, (-1, 1, 4))
-    slot = torch.arange(kind.slots, dtype=torch.int32, device=low.device)[:, None]
-    q: torch.Tensor = (low >> (slot * kind.field_bits)) & ((1 << kind.field_bits) - 1)
+    kind, low = planes.type, planes.low.unflatten(-1, (-1, 4, 1))
+    field = torch.arange(kind.slots, dtype=torch.int32, device=low.device)
+    q: torch.Tensor = (low >> (field * kind.field_bits)) & ((1 << kind.field_bits) - 1)
     if kind.high_bits:
-        high = planes.high.to(torch.int32).unflatten(-1, (-1, 1, 4))
-        at = slot % 2 * 4 + slot // 2
-        if kind.high_bits == 2:
-            at = slot % 4 * 4 + slot // 4 * 2
-        q = q | (((high >> at) & ((1 << kind.high_bits) - 1)) << 4)
-    return q.flatten(1)
+        high = planes.high.to(torch.int32).unflatten(-1, (-1, 4, 1))
+        high = (high >> high_at(field, kind.high_bits)) & ((1 << kind.high_bits) - 1)
+        q = q | (high << 4)
+    return q.unflatten(-1, (2, -1)).movedim(-1, -3).flatten(1)
 
 
 def scales_and_biases(planes: Planes) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,27 +1,29 @@
 """Quantised matrix times several rows: tiles are dequantised in registers and go to tensor cores.
 
-Weights should reach the tensor cores from the registers they are dequantised in. In a warp's
-operand of the matrix instruction (rows x 16 of k), lane l holds rows l / 4 and l / 4 + 8 at
-k = 2 * (l % 4) + {0, 1, 8, 9}. Here lane l holds unit l % 4 of four units, rows l / 4 onwards. Any
-order of k will do if x has the same, and any order of rows if the output has: so the four words
-of a slot are declared to be that operand's k = {0, 1, 8, 9}, and rows are numbered to match.
-PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16".
+Weights should reach the tensor cores from the registers they are dequantised in. A thread holds the
+four words of one unit, and lanes l % 4 four units. Any order of k will do if x has the same, and
+any order of rows if the output has; so both are numbered as the matrix instruction's operand lies:
+- wgmma: lane l has rows l / 4 and l / 4 + 8 at k = 2 * (l % 4) + {0, 1, 8, 9}; a word's pair of
+  neighbours is {0, 1}, two words are {0, 8}.
+- mma.sync, as the compiler groups two of it: k = 4 * (l % 4) + {0, 1, 2, 3}.
+PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16" and "Matrix fragments for mma.m16n8k16".
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .launch_triton import has_dependent_launch, multiprocessors
+from .activation_triton import gate
+from .launch_triton import has_dependent_launch, has_wgmma, multiprocessors
 from .quant_formats import Planes
-from .quant_tiles_triton import weight_slots
+from .quant_tiles_triton import weight_pairs
 
 
 # Alignment: see quant_gemv_triton. The rest varies from step to step and must not recompile.
@@ -52,17 +54,19 @@ def gemm_kernel(
     X_ROWS: tl.constexpr,
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
+    WGMMA: tl.constexpr,
+    NATIVE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out[part, m, n] = sum over the part's k of x[m, k] * w[n, k] (+ bias[n]).
 
     Grid: tiles of ROWS output features, tiles of X_ROWS rows of x, parts of ``part_units`` units.
+    WGMMA: that the compiler will take; a wrong guess only costs time. NATIVE: see weight_pairs.
     """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     UNIT: tl.constexpr = 128 // FIELD
-    SLOTS: tl.constexpr = 32 // FIELD
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     LOWER: tl.constexpr = 64 if tl.float16 != DTYPE else 0
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -71,12 +75,15 @@ def gemm_kernel(
     row = (tl.minimum(n, out_features - 1) if RAGGED else n).to(tl.int64)[None, :]
     # Place j of the products' k holds weight ``k`` of four units.
     j = tl.arange(0, 4 * UNIT)
-    k = j // 2 % 4 * UNIT + j // 16 * 4 + j // 8 % 2 * 2 + j % 2
+    if WGMMA:
+        k = j // 2 % 4 * UNIT + j // 16 * 4 + j // 8 % 2 * 2 + j % 2
+    else:
+        k = j // 4 % 4 * UNIT + j // 16 * 4 + j % 4
     acc = tl.zeros([ROWS, X_ROWS], tl.float32)
     first = part * part_units
     last = tl.minimum(first + part_units, WIDTH // UNIT)
     for unit in tl.range(first, last, 4, num_stages=STAGES):
-        w = weight_slots(
+        w = weight_pairs(
             low_ptr,
             high_ptr,
             scales_ptr,
@@ -90,14 +97,21 @@ def gemm_kernel(
             4,
             DTYPE,
             LOWER,
+            NATIVE,
         )
-        w = tl.reshape(w, [4, 2, 2, ROWS // (16 * WARPS), 2, WARPS, 8, SLOTS])
-        w = tl.permute(w, [7, 1, 0, 2, 3, 5, 4, 6])
-        w = tl.reshape(w, [4 * UNIT, ROWS])
+        w = tl.reshape(w, [4, 2, 2, ROWS // (16 * WARPS), 2, WARPS, 8, 2, 16 // FIELD])
+        if WGMMA:
+            w = tl.permute(w, [8, 1, 2, 0, 7, 3, 5, 4, 6])
+            w = tl.trans(tl.reshape(w, [4 * UNIT, ROWS]))
+        else:
+            w = tl.permute(w, [3, 5, 4, 6, 8, 1, 0, 2, 7])
+            w = tl.reshape(w, [ROWS, 4 * UNIT])
         k_of_x = (unit * UNIT + k)[None, :]
         x_ok = (m < num_rows)[:, None] & ((k_of_x < WIDTH) | (WIDTH % (4 * UNIT) == 0))
         x = tl.load(x_ptr + m.to(tl.int64)[:, None] * WIDTH + k_of_x, mask=x_ok, other=0.0)
-        acc = tl.dot(tl.trans(w), tl.trans(x), acc, input_precision="ieee")
+        if not NATIVE:  # the interpreter multiplies no bfloat16
+            w, x = w.to(tl.float32), x.to(tl.float32)
+        acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
     acc *= 2.0**LOWER
     n = tl.reshape(n, [ROWS // (16 * WARPS), 2, WARPS, 8])
     n = tl.reshape(tl.permute(n, [0, 2, 1, 3]), [ROWS])
@@ -108,7 +122,7 @@ def gemm_kernel(
     tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-MAX_PARTS = 8
+MAX_PARTS = 16
 
 
 @triton.jit(do_not_specialize=["num_parts"])
@@ -118,26 +132,38 @@ def _sum_parts_kernel(
     bias_ptr,
     num_parts,
     part_stride,
+    row_stride,
     out_features,
     out_stride,
     HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[m, n] = sum over parts, in order, of parts[part, m, n] (+ bias[n])."""
+    """out[m, n] = sum over parts, in order, of parts[part, m, n] (+ bias[n]), gated or not."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     m = tl.program_id(1)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = n < out_features
-    at = parts_ptr + m * out_features + n
-    total = tl.zeros([BLOCK], tl.float32)
-    for part in range(num_parts):
+    at = parts_ptr + m * row_stride + n
+    result = _sum_parts(at, bias_ptr + n, mask, num_parts, part_stride, HAS_BIAS)
+    if ACTIVATION != "":
+        ups = at + out_features
+        ups = _sum_parts(ups, bias_ptr + out_features + n, mask, num_parts, part_stride, HAS_BIAS)
+        result = gate(result, ups, ACTIVATION)
+    tl.store(out_ptr + m * out_stride + n, result.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _sum_parts(at, bias_at, mask, num_parts, part_stride, HAS_BIAS: tl.constexpr):
+    total = tl.load(at, mask=mask, other=0.0)
+    for part in range(1, num_parts):
         total += tl.load(at + part * part_stride, mask=mask, other=0.0)
     if HAS_BIAS:
-        total += tl.load(bias_ptr + n, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + m * out_stride + n, total.to(out_ptr.dtype.element_ty), mask=mask)
+        total += tl.load(bias_at, mask=mask, other=0.0).to(tl.float32)
+    return total
 
 
 @dataclass(frozen=True)
@@ -156,15 +182,19 @@ class GemmConfig:
 
 def gemm_config(planes: Planes, num_rows: int) -> GemmConfig:
     """What was fastest on an H200 at Llama-3-8B's shapes (benchmarks/h200-quantised-matmul.md)."""
+    sms = multiprocessors(planes.low.device)
     if num_rows > 32:
-        rows, x_rows, programs_per_sm = 128, 64, 2
+        config, programs_per_sm = GemmConfig(rows=128, x_rows=64), 2
+    elif num_rows > 8:
+        x_rows = max(16, triton.next_power_of_2(num_rows))
+        config, programs_per_sm = GemmConfig(rows=64, x_rows=x_rows), 7
     else:
-        rows, x_rows, programs_per_sm = 64, max(16, triton.next_power_of_2(num_rows)), 7
-        if num_rows <= 8 and planes.type.high_bits:
-            x_rows = 8  # leaves more registers
-    programs = programs_per_sm * multiprocessors(planes.low.device)
-    parts = max(1, programs // triton.cdiv(planes.rows, rows))
-    return GemmConfig(rows, x_rows, parts=min(MAX_PARTS, 1 << (parts.bit_length() - 1)))
+        config, programs_per_sm = GemmConfig(rows=32, x_rows=8, warps=2), 16
+    tiles = triton.cdiv(planes.rows, config.rows)
+    if num_rows <= 8 and tiles > 4 * sms:
+        return config
+    parts = max(1, programs_per_sm * sms // tiles)
+    return replace(config, parts=min(MAX_PARTS, 1 << (parts.bit_length() - 1)))
 
 
 def gemm(
@@ -173,16 +203,18 @@ def gemm(
     out: torch.Tensor,
     bias: torch.Tensor | None,
     config: GemmConfig,
+    activation: str = "",
 ) -> None:
     """x: [N, in_features], contiguous; out: [N, rows], any row stride; bias: [rows].
 
-    Partial sums of ``config.parts`` > 1 go through memory and are added in a fixed order.
+    Partial sums of ``config.parts`` > 1 go through memory and are added in a fixed order, and so
+    do sums that are gated. activation: see gemv_triton.gemv.
     """
     kind, (num_rows, width) = planes.type, x.shape
     row_units = width // kind.unit
     part_units = triton.cdiv(row_units, 4 * config.parts) * 4
     parts = triton.cdiv(row_units, part_units)
-    split, pdl = parts > 1, has_dependent_launch(x.device)
+    split, pdl = parts > 1 or activation != "", has_dependent_launch(x.device)
     target = out
     if split:
         target = x.new_empty(parts, num_rows, planes.rows, dtype=torch.float32)
@@ -207,20 +239,24 @@ def gemm(
         X_ROWS=config.x_rows,
         WARPS=config.warps,
         STAGES=config.stages,
+        WGMMA=has_wgmma(x.device) and config.x_rows >= 16 and config.warps % 4 == 0,
+        NATIVE=x.is_cuda,
         PDL=pdl,
         num_warps=config.warps,
         launch_pdl=pdl,
     )
     if split:
-        _sum_parts_kernel[(triton.cdiv(planes.rows, 512), num_rows)](
+        _sum_parts_kernel[(triton.cdiv(out.shape[1], 512), num_rows)](
             target,
             out,
             x if bias is None else bias,
             parts,
             target.stride(0),
-            planes.rows,
+            target.stride(1),
+            out.shape[1],
             out.stride(0),
             HAS_BIAS=bias is not None,
+            ACTIVATION=activation,
             BLOCK=512,
             PDL=pdl,
             launch_pdl=pdl,

@@ -15,9 +15,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .gemv_triton import own_rows, store_rows
 from .launch_triton import has_dependent_launch, multiprocessors
 from .quant_formats import Planes
-from .quant_tiles_triton import field, field_at, group_scales, split_words
+from .quant_tiles_triton import field, field_at, group_scales, split_pairs, split_words
+
+
+@triton.jit
+def _raised(x, BY: tl.constexpr):
+    return x[0] * BY, x[1] * BY, x[2] * BY, x[3] * BY
 
 
 # Without the planes' alignment, the compiler divides their loads as it divides the words: one unit
@@ -42,6 +48,7 @@ def gemv_kernel(
     HIGH: tl.constexpr,
     WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     RAGGED: tl.constexpr,
     NUM_X: tl.constexpr,
     ROWS: tl.constexpr,
@@ -50,19 +57,19 @@ def gemv_kernel(
 ):
     """out[m, n] = sum_k w[n, k] * x[m, k] (+ bias[n]) for the num_x <= NUM_X vectors.
 
-    RAGGED: out_features is no multiple of ROWS. UNITS: of a row, in one step of the walk.
+    ACTIVATION, RAGGED: see gemv_triton. UNITS: of a row, in one step of the walk.
     """
-    SLOTS: tl.constexpr = 32 // FIELD
+    UNIT: tl.constexpr = 128 // FIELD
+    PLACES: tl.constexpr = 16 // FIELD
     HALVES: tl.constexpr = 2 if TYPE == "Q6_K" else 1
-    WIDTH_UNITS: tl.constexpr = WIDTH // (4 * SLOTS)
+    WIDTH_UNITS: tl.constexpr = WIDTH // UNIT
     WHOLE: tl.constexpr = WIDTH_UNITS % UNITS == 0
     if PDL:
         gdc_launch_dependents()
-    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    row = (tl.minimum(n, out_features - 1) if RAGGED else n).to(tl.int64)[None, :]
+    row = own_rows(out_features, ROWS, RAGGED, ACTIVATION != "")[None, :]
     totals = ()
     for _ in tl.static_range(NUM_X):
-        totals += (tl.zeros([UNITS, ROWS], tl.float32),)
+        totals += (tl.zeros([UNITS, row.shape[1]], tl.float32),)
     for step in range(0, tl.cdiv(WIDTH_UNITS, UNITS)):
         word = step * (4 * UNITS) + tl.arange(0, 4 * UNITS)[:, None]
         word_ok = (word < 4 * WIDTH_UNITS) | WHOLE  # folds to no mask
@@ -74,7 +81,9 @@ def gemv_kernel(
             high_at = tl.multiple_of(high_ptr + at, (4 * HIGH, 1))
             high = tl.load(high_at, mask=word_ok, other=0).to(tl.int32)
             h0, h1, h2, h3 = split_words(high)
-        x_at = x_ptr + word // 4 * (4 * SLOTS) + word % 4
+        k = step * (UNITS * UNIT) + tl.arange(0, 8 * UNITS)[:, None] // 8 * UNIT
+        k += tl.arange(0, 8 * UNITS)[:, None] % 8
+        k_ok = (k < WIDTH) | WHOLE
         for half in tl.static_range(HALVES):
             scale, bias = group_scales(
                 scales_ptr, supers_ptr, row, step * UNITS, UNITS, half, TYPE, WIDTH
@@ -84,36 +93,46 @@ def gemv_kernel(
             products = ()
             x_sums = ()
             for _ in tl.static_range(NUM_X):
-                products += (tl.zeros([UNITS, ROWS], tl.float32),)
+                products += (tl.zeros([UNITS, row.shape[1]], tl.float32),)
                 x_sums += (tl.zeros([UNITS, 1], tl.float32),)
-            for slot in tl.static_range(half * SLOTS // HALVES, (half + 1) * SLOTS // HALVES):
-                q0 = field(l0, h0, slot, FIELD, HIGH)
-                q1 = field(l1, h1, slot, FIELD, HIGH)
-                q2 = field(l2, h2, slot, FIELD, HIGH)
-                q3 = field(l3, h3, slot, FIELD, HIGH)
+            for slot in tl.static_range(half * PLACES // HALVES, (half + 1) * PLACES // HALVES):
                 new_products = ()
                 new_sums = ()
                 for m in tl.static_range(NUM_X):
-                    x_ok = word_ok & (m < num_x) if NUM_X > 1 else word_ok
-                    x = tl.load(x_at + m * WIDTH + 4 * slot, mask=x_ok, other=0.0).to(tl.float32)
-                    x0, x1, x2, x3 = split_words(x)
-                    new_sums += (x_sums[m] + ((x0 + x1) + (x2 + x3)),)
-                    x0, x1, x2, x3 = split_words(x * 2.0 ** (100 - field_at(slot, FIELD)))
-                    new_products += (products[m] + q0 * x0 + q1 * x1 + q2 * x2 + q3 * x3,)
+                    x_ok = k_ok & (m < num_x) if NUM_X > 1 else k_ok
+                    x = tl.load(x_ptr + m * WIDTH + k + 8 * slot, mask=x_ok, other=0.0)
+                    firsts, seconds = split_pairs(x.to(tl.float32))
+                    x0, x1, x2, x3 = firsts
+                    x_sum = (x0 + x1) + (x2 + x3)
+                    # Fields are subnormal: x is raised by 2**(100 - at).
+                    x0, x1, x2, x3 = _raised(firsts, 2.0 ** (100 - field_at(slot, FIELD)))
+                    product = products[m]
+                    product += field(l0, h0, slot, FIELD, HIGH) * x0
+                    product += field(l1, h1, slot, FIELD, HIGH) * x1
+                    product += field(l2, h2, slot, FIELD, HIGH) * x2
+                    product += field(l3, h3, slot, FIELD, HIGH) * x3
+                    x0, x1, x2, x3 = seconds
+                    x_sum += (x0 + x1) + (x2 + x3)
+                    x0, x1, x2, x3 = _raised(seconds, 2.0 ** (100 - field_at(slot + PLACES, FIELD)))
+                    product += field(l0, h0, slot + PLACES, FIELD, HIGH) * x0
+                    product += field(l1, h1, slot + PLACES, FIELD, HIGH) * x1
+                    product += field(l2, h2, slot + PLACES, FIELD, HIGH) * x2
+                    product += field(l3, h3, slot + PLACES, FIELD, HIGH) * x3
+                    new_products += (product,)
+                    new_sums += (x_sums[m] + x_sum,)
                 products = new_products
                 x_sums = new_sums
             new_totals = ()
             for m in tl.static_range(NUM_X):
-                # Fields are subnormal: x was raised by 2**(100 - at), its products are too small.
                 total = totals[m] + (scale * 2.0**49) * products[m]
                 new_totals += (total + bias * x_sums[m],)
             totals = new_totals
     for m in tl.static_range(NUM_X):
         result = tl.sum(totals[m], axis=0)
         if HAS_BIAS:
-            result += tl.load(bias_ptr + n, mask=n < out_features, other=0.0).to(tl.float32)
-        mask = (n < out_features) & (m < num_x)
-        tl.store(out_ptr + m * out_stride + n, result.to(out_ptr.dtype.element_ty), mask=mask)
+            result += tl.load(bias_ptr + tl.reshape(row, [row.shape[1]])).to(tl.float32)
+        if m < num_x:
+            store_rows(out_ptr + m * out_stride, result, out_features, ROWS, ACTIVATION)
 
 
 @dataclass(frozen=True)
@@ -131,10 +150,13 @@ def gemv_config(planes: Planes) -> GemvConfig:
     sums across warps; one of few rows is read by more warps at once.
     """
     sms, units = multiprocessors(planes.low.device), planes.in_features // planes.type.unit
-    if planes.rows >= 64 * sms:
-        return GemvConfig(rows=8, warps=1)
     wide = planes.type.high_bits > 0  # more registers a row
-    warps = 2 if wide and units > 128 else 4
+    if planes.rows >= 64 * sms:
+        warps = 1
+    elif planes.rows >= 40 * sms or (wide and units > 128):
+        warps = 2
+    else:
+        warps = 4
     warps = min(warps, triton.next_power_of_2(triton.cdiv(units, 32)))
     return GemvConfig(rows=4 if wide or planes.rows < 16 * sms else 8, warps=warps)
 
@@ -145,28 +167,31 @@ def gemv(
     out: torch.Tensor,
     bias: torch.Tensor | None = None,
     config: GemvConfig | None = None,
+    activation: str = "",
 ) -> None:
     """x: [N, in_features], contiguous, N small; out: [N, rows], any row stride and float dtype.
 
-    bias: [rows].
+    bias: [rows]. activation: see gemv_triton.gemv.
     """
+    rows = out.shape[1]
     config = config or gemv_config(planes)
     kind, num_x = planes.type, x.shape[0]
     pdl = has_dependent_launch(x.device)
-    gemv_kernel[(triton.cdiv(planes.rows, config.rows),)](
+    gemv_kernel[(triton.cdiv(rows, config.rows),)](
         x,
         out,
         x if bias is None else bias,
         *planes.tensors(),
         num_x,
-        planes.rows,
+        rows,
         out.stride(0),
         TYPE=kind.name,
         FIELD=kind.field_bits,
         HIGH=kind.high_bits,
         WIDTH=planes.in_features,
         HAS_BIAS=bias is not None,
-        RAGGED=planes.rows % config.rows != 0,
+        ACTIVATION=activation,
+        RAGGED=rows % config.rows != 0,
         NUM_X=triton.next_power_of_2(num_x),
         ROWS=config.rows,
         UNITS=32 * config.warps,

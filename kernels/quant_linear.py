@@ -7,6 +7,7 @@ from itertools import groupby
 
 import torch
 
+from .activation import gated
 from .quant_dequantise_triton import dequantise_rows, lookup_rows
 from .quant_formats import Planes, pack, stack
 from .quant_gemm_triton import gemm, gemm_config
@@ -62,6 +63,14 @@ class QuantLinear:
             start += planes.rows
         return out
 
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """``activation.gated`` of the product, [N, out_features / 2]."""
+        if len(self.parts) > 1 or not 0 < x.shape[0] <= GEMM_LIMIT:
+            return gated(self(x), activation)
+        out = x.new_empty(x.shape[0], self.out_features // 2)
+        _multiply(self.parts[0], x.contiguous(), out, self.bias, activation)
+        return out
+
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows of the weight, as an embedding table. ids: [N] int64; returns [N, in_features]."""
         (planes,) = self.parts
@@ -76,13 +85,18 @@ class QuantLinear:
 
 
 def _multiply(
-    planes: Planes, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    planes: Planes,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str = "",
 ) -> None:
+    """activation: for at most GEMM_LIMIT rows."""
     num_rows = x.shape[0]
     if 0 < num_rows <= GEMV_LIMIT:
-        gemv(planes, x, out, bias)
+        gemv(planes, x, out, bias, activation=activation)
     elif 0 < num_rows <= GEMM_LIMIT:
-        gemm(planes, x, out, bias, gemm_config(planes, num_rows))
+        gemm(planes, x, out, bias, gemm_config(planes, num_rows), activation)
     elif num_rows:
         multiply_written_out(planes, x, out, bias)
 

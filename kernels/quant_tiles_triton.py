@@ -22,6 +22,12 @@ def field_at(slot, field):
     return field * slot if slot < half else field * (slot - half) + (4 if field == 4 else 7)
 
 
+@triton.constexpr_function
+def high_from(slot, high):
+    """Bit of its word's part of the high plane at which a field's HIGH bits are."""
+    return slot % 2 * 4 + slot // 2 if high == 1 else slot % 4 * 4 + slot // 4 * 2
+
+
 @triton.jit
 def field(low, high, SLOT: tl.constexpr, FIELD: tl.constexpr, HIGH: tl.constexpr):
     """Field SLOT of each word as q * 2**(field_at - 149), subnormal in float32.
@@ -32,7 +38,7 @@ def field(low, high, SLOT: tl.constexpr, FIELD: tl.constexpr, HIGH: tl.constexpr
     word = low >> (FIELD * SLOT - AT)
     q = word & (((1 << FIELD) - 1) << AT)
     if HIGH > 0:
-        FROM: tl.constexpr = SLOT % 2 * 4 + SLOT // 2 if HIGH == 1 else SLOT % 4 * 4 + SLOT // 4 * 2
+        FROM: tl.constexpr = high_from(SLOT, HIGH)
         q |= (high << (AT + FIELD - FROM)) & (((1 << HIGH) - 1) << (AT + FIELD))
     return q.to(tl.float32, bitcast=True)
 
@@ -56,6 +62,17 @@ def split_words(x):
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     return first, second, third, fourth
+
+
+@triton.jit
+def split_pairs(x):
+    """Of each word's two neighbouring activations, the first and the second.
+
+    [8 * U, R] as two tuples of four [U, R].
+    """
+    x = tl.permute(tl.reshape(x, [x.shape[0] // 2, 2, x.shape[1]]), [0, 2, 1])
+    first, second = tl.split(x)
+    return split_words(first), split_words(second)
 
 
 @triton.jit
@@ -108,7 +125,7 @@ def group_scales(
 
 
 @triton.jit
-def weight_slots(
+def weight_pairs(
     low_ptr,
     high_ptr,
     scales_ptr,
@@ -122,11 +139,15 @@ def weight_slots(
     UNITS: tl.constexpr,
     DTYPE: tl.constexpr,
     LOWER: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
-    """Weights of UNITS units of rows, times 2**-LOWER: [4 * UNITS, ROWS, slots] in DTYPE.
+    """Weights of UNITS units of rows, times 2**-LOWER: [4 * UNITS, ROWS, 2, ..., 2] in DTYPE.
 
+    Dimensions from the third on are of a word's fields: which half of the word, then the place in
+    the half, its highest bit first. Units past the end of a row are zero.
     row: [1, ROWS] int64. LOWER: 0 or 64; 64 saves a multiplication per weight and needs the
-    exponent range of bfloat16 or float32. Units past the end of a row are zero.
+    exponent range of bfloat16 or float32; in bfloat16, scales are then rounded to it, too.
+    NATIVE: compiled, not interpreted.
     """
     ROW_UNITS: tl.constexpr = WIDTH * FIELD // 128
     WHOLE: tl.constexpr = ROW_UNITS % UNITS == 0
@@ -138,31 +159,104 @@ def weight_slots(
     if HIGH > 0:
         high_at = tl.multiple_of(high_ptr + at + word, (4 * HIGH, 1))
         high = tl.load(high_at, mask=word_ok, other=0).to(tl.int32)
+    PAIRED: tl.constexpr = tl.bfloat16 == DTYPE and LOWER > 0
+    if PAIRED and HIGH > 0:
+        high = (high & 0xFFFF) | (high << 14)  # the halves' bits as far apart as their fields
     scale, bias = group_scales(scales_ptr, supers_ptr, row, first_unit, UNITS, 0, TYPE, WIDTH)
-    scale = _to_words(scale)
-    bias = _to_words(bias * 2.0**-LOWER)
-    w0 = _weight(low, high, scale, bias, 0, FIELD, HIGH, LOWER).to(DTYPE)
-    w1 = _weight(low, high, scale, bias, 1, FIELD, HIGH, LOWER).to(DTYPE)
-    w2 = _weight(low, high, scale, bias, 2, FIELD, HIGH, LOWER).to(DTYPE)
-    w3 = _weight(low, high, scale, bias, 3, FIELD, HIGH, LOWER).to(DTYPE)
-    # A join adds a last dimension: here the slot's bits, the highest outermost.
+    scale, bias = _spread(scale, bias, PAIRED, LOWER, FIELD + HIGH)
+    w0 = _pair(low, high, scale, bias, 0, FIELD, HIGH, DTYPE, LOWER, PAIRED, NATIVE)
+    w1 = _pair(low, high, scale, bias, 1, FIELD, HIGH, DTYPE, LOWER, PAIRED, NATIVE)
+    # A join adds a last dimension.
     if FIELD == 8:
-        slots = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+        pairs = tl.join(w0, w1)
     else:
         if TYPE == "Q6_K":
             scale, bias = group_scales(
                 scales_ptr, supers_ptr, row, first_unit, UNITS, 1, TYPE, WIDTH
             )
-            scale = _to_words(scale)
-            bias = _to_words(bias * 2.0**-LOWER)
-        w4 = _weight(low, high, scale, bias, 4, FIELD, HIGH, LOWER).to(DTYPE)
-        w5 = _weight(low, high, scale, bias, 5, FIELD, HIGH, LOWER).to(DTYPE)
-        w6 = _weight(low, high, scale, bias, 6, FIELD, HIGH, LOWER).to(DTYPE)
-        w7 = _weight(low, high, scale, bias, 7, FIELD, HIGH, LOWER).to(DTYPE)
-        even = tl.join(tl.join(w0, w4), tl.join(w2, w6))
-        odd = tl.join(tl.join(w1, w5), tl.join(w3, w7))
-        slots = tl.join(even, odd)
-    return tl.reshape(slots, [4 * UNITS, row.shape[1], 32 // FIELD])
+            scale, bias = _spread(scale, bias, PAIRED, LOWER, FIELD + HIGH)
+        w2 = _pair(low, high, scale, bias, 2, FIELD, HIGH, DTYPE, LOWER, PAIRED, NATIVE)
+        w3 = _pair(low, high, scale, bias, 3, FIELD, HIGH, DTYPE, LOWER, PAIRED, NATIVE)
+        pairs = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    return pairs
+
+
+@triton.jit
+def _spread(scale, bias, PAIRED: tl.constexpr, LOWER: tl.constexpr, BITS: tl.constexpr):
+    """[UNITS, ROWS] to [4 * UNITS, ROWS], each unit's value for its words, as ``_pair`` takes it.
+
+    PAIRED: in bfloat16, twice in an int32. What rounding the scale adds to a field in the middle of
+    its range, the bias takes away again.
+    """
+    if PAIRED:
+        rounded = scale.to(tl.bfloat16)
+        bias += (scale - rounded.to(tl.float32)) * (2.0 ** (BITS - 1) - 0.5)
+        rounded = (rounded.to(tl.float32) * 2.0 ** (133 - LOWER)).to(tl.bfloat16)
+        scale = _twice(rounded)
+        bias = _twice((bias * 2.0**-LOWER).to(tl.bfloat16))
+    else:
+        bias *= 2.0**-LOWER
+    return _to_words(scale), _to_words(bias)
+
+
+@triton.jit
+def _twice(x):
+    return (x.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) * 0x10001
+
+
+@triton.jit
+def _pair(
+    low,
+    high,
+    scale,
+    bias,
+    PLACE: tl.constexpr,
+    FIELD: tl.constexpr,
+    HIGH: tl.constexpr,
+    DTYPE: tl.constexpr,
+    LOWER: tl.constexpr,
+    PAIRED: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """The weights at PLACE in both halves of each word, [..., 2] in DTYPE."""
+    if not PAIRED:
+        first = _weight(low, high, scale, bias, PLACE, FIELD, HIGH, LOWER)
+        second = _weight(low, high, scale, bias, PLACE + 16 // FIELD, FIELD, HIGH, LOWER)
+        return tl.join(first.to(DTYPE), second.to(DTYPE))
+    q = (low >> (FIELD * PLACE)) & (((1 << FIELD) - 1) * 0x10001)
+    if HIGH > 0:
+        FROM: tl.constexpr = high_from(PLACE, HIGH)
+        high = high << (FIELD - FROM) if FROM < FIELD else high >> (FROM - FIELD)
+        q |= high & ((((1 << HIGH) - 1) << FIELD) * 0x10001)
+    # A field in the low bits of a bfloat16 is that number times 2**-133, subnormal or nearly so.
+    if NATIVE:
+        both = tl.inline_asm_elementwise(
+            "fma.rn.bf16x2 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [q, scale, bias],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+        first, second = both, both >> 16
+    else:
+        first = _bits(_wide(q) * _wide(scale) + _wide(bias))
+        second = _bits(_wide(q >> 16) * _wide(scale) + _wide(bias))
+    return tl.join(
+        first.to(tl.int16).to(tl.bfloat16, bitcast=True),
+        second.to(tl.int16).to(tl.bfloat16, bitcast=True),
+    )
+
+
+@triton.jit
+def _wide(x):
+    """The bfloat16 in the low half of an int32, as float32."""
+    return (x << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _bits(x):
+    return x.to(tl.bfloat16).to(tl.int16, bitcast=True)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .quant_formats import Planes
-from .quant_tiles_triton import weight_slots
+from .quant_tiles_triton import weight_pairs
 
 _ROWS = 4  # of a matrix, per program
 _BLOCK = 512  # weights of a row that are loaded at once
@@ -84,11 +84,11 @@ def quantised_kernel(
     n, row = _expert_rows(chosen_ptr, out_features, ROWS)
     x_ptr += tl.program_id(1) // PER_X * WIDTH
     word = tl.arange(0, 4 * UNITS)[:, None, None]
-    slot = tl.arange(0, 32 // FIELD)[None, None, :]
-    k = word // 4 * UNIT + slot * 4 + word % 4
+    field = tl.arange(0, 32 // FIELD)[None, None, :]
+    k = word // 4 * UNIT + field % (16 // FIELD) * 8 + word % 4 * 2 + field // (16 // FIELD)
     total = tl.zeros([4 * UNITS, ROWS], tl.float32)
     for unit in range(0, WIDTH // UNIT, UNITS):
-        w = weight_slots(
+        w = weight_pairs(
             low_ptr,
             high_ptr,
             scales_ptr,
@@ -102,7 +102,9 @@ def quantised_kernel(
             UNITS,
             tl.float32,
             64,
+            False,
         )
+        w = tl.reshape(w, [4 * UNITS, ROWS, 32 // FIELD])
         x = tl.load(x_ptr + unit * UNIT + k, mask=k < WIDTH - unit * UNIT, other=0.0)
         total += tl.sum(w * x.to(tl.float32), axis=2)
     _store(out_ptr, out_stride, n, tl.sum(total, axis=0) * 2.0**64, out_features)
