@@ -209,7 +209,7 @@ class ChatStore:
             raise ChatError(f"that chat is no longer in {self.path}: it was deleted meanwhile")
         ((title, system, draft),) = rows
         messages = [
-            Message(role, self._versions(id), chosen, bool(queued), id)
+            self._message(id, role, chosen, bool(queued))
             for id, role, chosen, queued in self._rows(
                 "SELECT id, role, chosen, queued FROM messages WHERE chat_id = ? ORDER BY place",
                 chat_id,
@@ -222,11 +222,13 @@ class ChatStore:
                 message.version.reason = message.version.reason or "quit"
         return chat
 
-    def _versions(self, message_id: str) -> list[Version]:
+    def _message(self, id: str, role: str, chosen: int, queued: bool) -> Message:
+        """A file that lost some rows may lack the version that was chosen, or all of them."""
         rows = self._rows(
-            f"SELECT {_VERSION} FROM versions WHERE message_id = ? ORDER BY number", message_id
+            f"SELECT {_VERSION} FROM versions WHERE message_id = ? ORDER BY number", id
         )
-        return [Version(*row) for row in rows]
+        versions = [Version(*row) for row in rows] or [Version()]
+        return Message(role, versions, min(chosen, len(versions) - 1), queued, id)
 
     def find(self, words: str, limit: int = 200) -> list[Found]:
         """Saved chats that hold ``words`` in title or text, the newest first; "" finds all.

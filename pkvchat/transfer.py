@@ -35,7 +35,10 @@ def _markdown(chat: Chat) -> str:
     if chat.system:
         parts.append(f"**System**\n\n{chat.system}\n")
     names = {"user": "You", "assistant": "Assistant", "summary": "Summary of what is above"}
-    parts += [f"**{names[m.role]}**\n\n{m.text}\n" for m in chat.messages if m.role in names]
+    for message in chat.messages:
+        if name := names.get(message.role):
+            by = f" ({message.version.model})" if message.version.model else ""
+            parts.append(f"**{name}**{by}\n\n{message.text}\n")
     return "\n".join(parts)
 
 
@@ -114,7 +117,9 @@ def _versions(entries: object) -> list[Version]:
     if not isinstance(entries, list):
         return []
     return [
-        Version(_text(entry.get("text")), _text(entry.get("reason")))
+        Version(
+            _text(entry.get("text")), _text(entry.get("reason")), model=_text(entry.get("model"))
+        )
         for entry in entries
         if isinstance(entry, dict)
     ]

@@ -116,6 +116,7 @@ def test_tabs_keep_their_order_and_closed_chats_stay_to_be_found(path: Path) -> 
     store.save(second, 0)
     store.save(closed, None)
     assert [chat.title for chat in store.open_chats()] == ["second", "first"]
+    assert not store.is_empty()
     assert {found.title for found in store.find("")} == {"first", "second", "closed"}
     store.delete(closed.id)
     assert [found.title for found in store.find("clo")] == []
@@ -148,8 +149,23 @@ def test_bytes_that_rot_inside_the_file(path: Path) -> None:
     (bad,) = {chat.messages[0].text for chat in ChatStore(path).open_chats()} - {"x" * 3000}
     assert bad == "xx\ufffd" + "x" * 2997
     path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
-    with pytest.raises(ChatError, match=r"cannot be read: .*malformed; move it away"):
-        ChatStore(path).open_chats()
+    rotten = ChatStore(path)
+    for read in (rotten.open_chats, lambda: rotten.load(chat.id), lambda: rotten.find("x")):
+        with pytest.raises(ChatError, match=r"cannot be read: .*malformed; move it away"):
+            read()
+
+
+def test_a_file_that_lost_versions_still_opens(path: Path) -> None:
+    store, chat = ChatStore(path), a_chat()
+    store.save(chat, 0)
+    store._db.execute("DELETE FROM versions WHERE text IN ('Rayleigh', 'later')")
+    (loaded,) = ChatStore(path).open_chats()
+    assert [m.text for m in loaded.messages] == [
+        chat.messages[0].text,
+        "scattering",
+        "the engine died",
+        "",
+    ]
 
 
 def test_search_takes_any_text(path: Path) -> None:
@@ -218,15 +234,46 @@ def test_a_damaged_file_is_set_aside_not_deleted(path: Path, damage: bytes) -> N
 
 @pytest.mark.parametrize("version", range(len(MIGRATIONS)))
 def test_every_earlier_schema_is_brought_up_to_date(path: Path, version: int) -> None:
+    """With the chats in it whole; what a schema did not know has its default."""
     path.parent.mkdir(parents=True)
     db = sqlite3.connect(path)
     for number in range(version):
         db.executescript(MIGRATIONS[number])
     db.execute(f"PRAGMA user_version = {version}")
+    before = a_chat()
+    if version:
+        write_as_schema_1(db, before)
     db.close()
     store = ChatStore(path)
-    store.save(a_chat(), 0)
-    assert len(store.open_chats()) == 1
+    if version:
+        assert [content(chat) for chat in store.open_chats()] == [content(before)]
+    chat = a_chat()
+    chat.messages[1].version.model = "SmolLM2"
+    store.save(chat, 1)
+    store.close()
+    assert content(ChatStore(path).open_chats()[-1]) == content(chat)
+
+
+def write_as_schema_1(db: sqlite3.Connection, chat: Chat) -> None:
+    """Later schemas added columns, each with a default."""
+    row = (chat.id, chat.title, chat.system, chat.draft, 0.0, 0)
+    db.execute(
+        "INSERT INTO chats (id, title, system, draft, updated, tab) VALUES (?, ?, ?, ?, ?, ?)", row
+    )
+    for place, m in enumerate(chat.messages):
+        db.execute(
+            "INSERT INTO messages (id, chat_id, place, role, chosen, queued) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            (m.id, chat.id, place, m.role, m.chosen, m.queued),
+        )
+        for number, v in enumerate(m.versions):
+            db.execute(
+                "INSERT INTO versions "
+                "(message_id, number, text, reason, new_tokens, ttft_s, tokens_per_s) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (m.id, number, v.text, v.reason, v.new_tokens, v.ttft_s, v.tokens_per_s),
+            )
+    db.commit()
 
 
 def test_a_later_schema_is_left_alone(path: Path) -> None:

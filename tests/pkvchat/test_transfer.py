@@ -16,7 +16,7 @@ def a_chat() -> Chat:
     chat = Chat(system="Be brief.")
     chat.add("user", "why [is] it blue? 🌈")
     answer = chat.add("assistant", "scattering")
-    answer.versions.append(Version("Rayleigh", "stop"))
+    answer.versions.append(Version("Rayleigh", "stop", model="SmolLM2"))
     answer.chosen = 1
     chat.add("note", "the engine died")
     return chat
@@ -27,8 +27,8 @@ def test_json_goes_out_and_comes_back(tmp_path: Path) -> None:
     export_chat(chat, tmp_path / "chat.json")
     back = import_chat(tmp_path / "chat.json")
     assert (back.title, back.system) == (chat.title, chat.system)
-    assert [(m.role, m.text, len(m.versions)) for m in back.messages] == [
-        (m.role, m.text, len(m.versions)) for m in chat.messages
+    assert [(m.role, m.text, m.version.model, len(m.versions)) for m in back.messages] == [
+        (m.role, m.text, m.version.model, len(m.versions)) for m in chat.messages
     ]
 
 
@@ -36,7 +36,7 @@ def test_markdown_holds_what_was_said(tmp_path: Path) -> None:
     export_chat(a_chat(), tmp_path / "chat.md")
     text = (tmp_path / "chat.md").read_text(encoding="utf-8")
     assert "**You**\n\nwhy [is] it blue? 🌈" in text
-    assert "Rayleigh" in text
+    assert "**Assistant** (SmolLM2)\n\nRayleigh" in text
     assert "died" not in text
 
 
