@@ -124,15 +124,20 @@ def test_a_plan_counts_what_is_held(default_gguf, types):
     assert plan.nbytes == reader.nbytes == model.nbytes()
 
 
-@pytest.mark.gpu
-def test_experts_stay_quantised_on_a_gpu(tmp_path):
+@pytest.mark.parametrize(
+    ("device", "close"), [(CPU, 1e-2), pytest.param(CUDA, 1e-4, marks=pytest.mark.gpu)], ids=str
+)
+def test_experts_stay_quantised(tmp_path, device, close):
     values = np.random.default_rng(0).normal(size=(3, 16, 64)).astype(np.float32)
     checkpoint = matrices(tmp_path / "a.gguf", {"Q8_0": values})
-    reader = WeightReader(checkpoint, CUDA, torch.bfloat16, BF16, lambda *stage: None)
+    types = replace(BF16, dense=False)
+    reader = WeightReader(checkpoint, device, torch.bfloat16, types, lambda *stage: None)
     experts = reader.experts("Q8_0", 3, 16, 64)
-    assert reader.nbytes == 3 * 16 * 68
+    assert reader.nbytes == reader.expert_nbytes == 3 * 16 * 68
+    assert reader.held < 3 * 16 * 64 * 1.3
     quant = gguf.GGMLQuantizationType.Q8_0
     stored = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(values, quant), quant))
     x = torch.randn(5, 64)
     for expert, weight in zip(experts.products, stored, strict=True):
-        torch.testing.assert_close(expert(x.cuda()).cpu(), x @ weight.T, rtol=1e-4, atol=1e-4)
+        error = expert(x.to(device)).cpu() - x @ weight.T
+        assert error.norm() < close * (x @ weight.T).norm()
