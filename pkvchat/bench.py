@@ -250,7 +250,10 @@ class Bench:
         params = SamplingParams(temperature=0, max_tokens=new)
         cached = sum(self._engine.submit(c, tokens, params) for c, tokens in prompts.items())
         while not self._engine.idle:
-            record = self._engine.step().record
+            output = self._engine.step()
+            for _, line in output.notices:
+                print(f"note: {line}", file=sys.stderr)
+            record = output.record
             if record is not None:
                 self.strategies[record.strategy] += 1
                 self.step_ms += record.step_ms
