@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from pkvchat.kernels.batch import AttentionShape, DecodeBatch
 from pkvchat.kernels.calibration import Calibration, Calibrator
@@ -14,24 +16,39 @@ from pkvchat.kernels.strategy import Strategy, StrategyUnavailable
 
 from ..errors import ChatError
 
+if TYPE_CHECKING:  # FlashInfer is not everywhere
+    from .flashinfer_alone import FlashInferAlone
+
 ADAPTIVE, ORACLE, FLASHINFER = "adaptive", "oracle", "flashinfer"
 
 
-@dataclass
 class Engine:
-    """A policy and the strategy objects that it chooses from, by the policy's names for them."""
+    """A policy and the strategy objects that it chooses from, by the policy's names for them.
 
-    name: str
-    strategies: Mapping[str, Strategy]
-    make_policy: Callable[[], Policy]
-    policy: Policy = field(init=False)
+    prepare: makes what lies ready before a step begins; FlashInfer's own form of the batch.
+    """
 
-    def __post_init__(self) -> None:
-        self.forget()
+    def __init__(
+        self,
+        name: str,
+        strategies: Mapping[str, Strategy],
+        make_policy: Callable[[], Policy],
+        prepare: Callable[[DecodeBatch], None] = lambda batch: None,
+    ) -> None:
+        self.name, self.strategies, self.prepare = name, strategies, prepare
+        self._make_policy = make_policy
+        self._policy: Policy | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """Made when it is first asked for, since that may take a calibration."""
+        if self._policy is None:
+            self._policy = self._make_policy()
+        return self._policy
 
     def forget(self) -> None:
         """Begin again with a policy that has seen no batch yet."""
-        self.policy = self.make_policy()
+        self._policy = self._make_policy()
 
     def plan(self, batch: DecodeBatch) -> Decision:
         """Choose and plan, as a decode step does."""
@@ -73,40 +90,52 @@ class Roster:
                     self.missing[name] = str(error)
         if not self._strategies:
             raise ChatError("; ".join(self.missing.values()) or "the oracle needs other engines")
-        self._paths = self._flashinfer_paths() if FLASHINFER in self._strategies else {}
-        self._calibration: Calibration = calibrator.costs(shape, list(self._strategies))
+        self._calibrator = calibrator
+        self._paths: dict[str, FlashInferAlone] = {}
+        if FLASHINFER in names and FLASHINFER in self._strategies:
+            self._paths = self._flashinfer_paths()
 
-    def _flashinfer_paths(self) -> dict[str, Strategy]:
-        """The path that the strategy takes by itself, and the other one where that can run."""
-        from pkvchat.kernels.flashinfer import FlashInfer
+    @cached_property
+    def _calibration(self) -> Calibration:
+        return self._calibrator.costs(self.shape, list(self._strategies))
 
-        own = self._strategies[FLASHINFER]
-        assert isinstance(own, FlashInfer)
-        paths: dict[bool, Strategy] = {own.tensor_cores: own}
-        with suppress(StrategyUnavailable):  # the CUDA cores' kernel has not every group size
-            paths[not own.tensor_cores] = FlashInfer(self.shape, not own.tensor_cores)
-        return {f"{FLASHINFER} {'tc' if tc else 'cc'}": path for tc, path in paths.items()}
+    def _flashinfer_paths(self) -> dict[str, FlashInferAlone]:
+        """On tensor cores, and on CUDA cores where that path knows the group size."""
+        from .flashinfer_alone import FlashInferAlone
+
+        paths: dict[str, FlashInferAlone] = {}
+        for name, tensor_cores in ((f"{FLASHINFER} tc", True), (f"{FLASHINFER} cc", False)):
+            with suppress(StrategyUnavailable):
+                paths[name] = FlashInferAlone(self.shape, tensor_cores)
+        return paths
 
     def engines(self, num_layers: int) -> Engines:
         """num_layers: over which policies spread one step's planning."""
         fixed = []
         for name, strategy in self._strategies.items():
-            if name in self.names:
-                paths = self._paths if name == FLASHINFER else {name: strategy}
-                fixed += [
-                    self._engine(path, f"forced-{name}", {name: each}, num_layers)
-                    for path, each in paths.items()
-                ]
+            if name == FLASHINFER:
+                for path, alone in self._paths.items():
+                    one = {name: alone}
+                    fixed.append(self._engine(path, name, one, num_layers, alone.prepare))
+            elif name in self.names:
+                fixed.append(self._engine(name, name, {name: strategy}, num_layers))
         adaptive = None
         if ADAPTIVE in self.names:
-            adaptive = self._engine(ADAPTIVE, ADAPTIVE, self._strategies, num_layers)
+            adaptive = self._engine(ADAPTIVE, "", self._strategies, num_layers)
         return Engines(fixed, adaptive, ORACLE in self.names and bool(fixed))
 
     def _engine(
-        self, name: str, policy: str, strategies: Mapping[str, Strategy], num_layers: int
+        self,
+        name: str,
+        forced: str,
+        strategies: Mapping[str, Strategy],
+        num_layers: int,
+        prepare: Callable[[DecodeBatch], None] = lambda batch: None,
     ) -> Engine:
+        """forced: the strategy that is always taken, "" where the policy chooses."""
+        policy, candidates = f"forced-{forced}" if forced else ADAPTIVE, list(strategies)
+
         def make_policy() -> Policy:
-            candidates = list(strategies)
             return create_policy(policy, self.shape, self._calibration, candidates, num_layers)
 
-        return Engine(name, strategies, make_policy)
+        return Engine(name, strategies, make_policy, prepare)

@@ -5,8 +5,8 @@
 - model: each step is planned once and runs ``layers`` layers, in a CUDA graph where the strategy
   can be captured, with a small kernel between layers that depends on both.
 
-The tensors of a step's batch lie ready in both. The wall time goes from before the policy's choice
-to the device's last kernel.
+The tensors of a step's batch lie ready in both, in FlashInfer's own form for FlashInfer. The wall
+time goes from before the policy's choice to the device's last kernel.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ class Server:
 
     def time_call(self, engine: Engine, batch: DecodeBatch) -> tuple[float, float, str]:
         """Microseconds by the clock and on the device, and the strategy."""
+        engine.prepare(batch)
         self._synchronize()
         start = time.perf_counter()
         picked = self.call(engine, batch)
@@ -145,6 +146,7 @@ class Server:
     def time_model(self, engine: Engine, source: DecodeBatch) -> tuple[float, float, str]:
         """The same of a step that plans once and runs all layers."""
         batch = self.static[len(source)].load(source)
+        engine.prepare(batch)
         self._synchronize()
         start = time.perf_counter()
         decision = engine.plan(batch)
