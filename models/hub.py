@@ -45,7 +45,7 @@ def download(repo: str, quant: str, progress: Progress) -> Path:
     from huggingface_hub import constants
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # no warnings across the screen
-    if cached := _in_cache(repo, quant):
+    if cached := in_cache(repo, quant):
         return cached
     if constants.HF_HUB_OFFLINE:
         raise ModelError(
@@ -167,7 +167,7 @@ def _entry_point(paths: Sequence[Path]) -> Path:
     return first if first.suffix == ".gguf" else first.parent
 
 
-def _in_cache(repo: str, quant: str) -> Path | None:
+def in_cache(repo: str, quant: str) -> Path | None:
     """The same choice among the files that are in the cache; None where some are missing."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name

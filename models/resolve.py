@@ -13,7 +13,7 @@ from pkvchat.kernels.progress import Progress
 from .catalogue import CATALOGUE, DEFAULT, Entry
 from .default_model import cached_file, fetch, installed_file
 from .errors import GatedError, ModelError
-from .hub import PART, download
+from .hub import PART, download, in_cache
 
 REPOSITORY = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?")
 
@@ -85,10 +85,13 @@ def _from_catalogue(entry: Entry, progress: Progress, gpu_memory: int | None) ->
 
 
 def takes_original(entry: Entry, gpu_memory: int | None) -> bool:
-    """Whether ``resolve`` wants the original weights: they fit the GPU, and the hub may give them.
+    """Whether ``resolve`` wants the original weights: they fit the GPU, the hub may give them, and
+    the quantised ones are not here already.
 
     gpu_memory: see ``resolve``.
     """
     if entry.wheel or gpu_memory is None or (entry.gated and get_token() is None):
         return False
-    return entry.needed(original=True) <= gpu_memory
+    if entry.needed(original=True) > gpu_memory:
+        return False
+    return bool(in_cache(entry.repo, "") or not in_cache(entry.gguf_repo, entry.quant))

@@ -326,8 +326,13 @@ def test_catalogue_names(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> No
 
     assert found("qwen3-8b", None) == ".gguf"
     assert found("qwen3-8b", 8 << 30) == ".gguf"
+    assert found("qwen3-8b", 80 << 30) == ".gguf"  # it is here
+    library.remove("qwen3-8b")
     assert found("qwen3-8b", 80 << 30) == ""  # a folder
+    assert found("qwen3-8b", None) == ".gguf"
+    assert found("qwen3-8b", 80 << 30) == ""
     assert found("llama-3-8b", 80 << 30) == ".gguf"
+    library.remove("llama-3-8b")
     monkeypatch.setattr(resolve, "get_token", lambda: "hf_xyz")
     assert found("llama-3-8b", 80 << 30) == ""
     assert resolve.resolve("Qwen/Qwen3-8B", silent).path.is_dir()
