@@ -70,6 +70,10 @@ def make_engine(model: Decoder, strategies: tuple[str, ...], **options: Any) -> 
     return engine
 
 
+def prompt(step: int) -> list[int]:
+    return [(7 * step + 13 * i) % 500 for i in range(3 + 40 * (step // 15))]
+
+
 def answers(
     model: Decoder,
     strategies: tuple[str, ...],
@@ -92,13 +96,13 @@ def answers(
     out: dict[str, list[int]] = {}
     for step in range(140):
         if step % 15 == 0 and step < 90:
-            length = 3 + 40 * (step // 15)
-            prompt = [(7 * step + 13 * i) % 500 for i in range(length)]
             params = replace(sampling[step // 15 % len(sampling)], max_tokens=30 + step)
-            engine.submit(f"chat {step}", prompt, params)
+            engine.submit(f"chat {step}", prompt(step), params)
         if step == 40:
             engine.stop("chat 15")
             engine.fork("chat 15", "fork")
+            params = SamplingParams(temperature=0.0, max_tokens=50)
+            engine.submit("fork", [*prompt(15), 9, 8, 7], params)
         for token in engine.step().tokens:
             out.setdefault(token.chat_id, []).append(token.token_id)
     while not engine.idle:
