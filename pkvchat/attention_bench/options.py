@@ -169,7 +169,10 @@ def _add_shape_flags(group: argparse._ArgumentGroup) -> None:
     head_dim = Rule(int, f"one of {dims}", lambda n: n in _HEAD_DIMS)
     group.add_argument("--head-dim", metavar="N", type=by_rule(head_dim), help=f"one of {dims}")
     group.add_argument(
-        "--page-size", metavar="N", type=by_rule(RULES["page_size"]), help="tokens in a page: 16, 32 or 64 [16]"
+        "--page-size",
+        metavar="N",
+        type=by_rule(RULES["page_size"]),
+        help="tokens in a page: 16, 32 or 64 [16]",
     )
     group.add_argument(
         "--dtype", metavar="TYPE", type=_named(DTYPES), help=f"one of {', '.join(DTYPES)}"

@@ -16,10 +16,7 @@ _COLD_BYTES = {"cuda": 256 << 20, "cpu": 64 << 20}  # several times any L2, a co
 
 
 class KvPool:
-    """Pages of random K and V, from which problems take their layers.
-
-    Zeros would hide wrong reads, and memory that nobody has written would all be one page on a CPU.
-    """
+    """Pages of random K and V for one shape, from which problems take their layers."""
 
     def __init__(self, shape: AttentionShape, num_pages: int) -> None:
         """Raises ChatError where the device has no room."""
@@ -89,12 +86,6 @@ class Queries:
 
     def __init__(self, shape: AttentionShape, rows: int) -> None:
         size = (rows, shape.num_qo_heads, shape.head_dim)
-        self.q = _random(size, shape)
+        self.q = torch.randn(size, device=shape.device).to(shape.dtype)
         self.out = torch.empty_like(self.q)
         self.spec = LayerSpec(scale=shape.head_dim**-0.5)
-
-
-def _random(size: tuple[int, ...], shape: AttentionShape) -> torch.Tensor:
-    """The same values in each run on one kind of device, so that a fault is found again."""
-    generator = torch.Generator(shape.device).manual_seed(0)
-    return torch.randn(size, generator=generator, device=shape.device).to(shape.dtype)

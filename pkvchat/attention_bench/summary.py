@@ -72,8 +72,9 @@ def adaptive(cases: Sequence[CaseResult], us: Callable[[Timing], float]) -> Adap
 def largest_errors(results: Results) -> dict[str, float]:
     """max |e| of each engine over all that was checked."""
     found: dict[str, float] = {}
-    for measured in (*results.cases, *results.traces):
-        for name, error in measured.errors.items():
+    cases, traces = results.cases, results.traces
+    for errors in (*(case.errors for case in cases), *(trace.errors for trace in traces)):
+        for name, error in errors.items():
             found[name] = max(error, found.get(name, 0.0))
     return found
 
