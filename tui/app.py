@@ -77,7 +77,7 @@ class ChatApp(App[int]):
         self.host = AppHost(self)
         self.saver = Saver(self, store)
         self.session = Session(self, client, params)
-        self.closed: list[Chat] = []
+        self.closed: list[tuple[Chat, int]] = []  # with the places that their tabs had
         self.tabs = self.saver.saved_tabs() or [self.fresh_tab()]
         self.active = 0
         self.panel_wanted = settings.panel

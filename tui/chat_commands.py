@@ -24,17 +24,18 @@ def new_chat(app: ChatApp, _: str) -> None:
 def close_chat(app: ChatApp, _: str) -> None:
     """The last tab leaves a fresh one behind; a chat with messages stays among the saved ones."""
     tab = app.tab
-    tab.chat.draft = app.composer.full_text
+    tab.chat.draft, place = app.composer.full_text, app.active
     app.remove_tab(tab)
     if tab.chat.messages:
-        app.closed.append(tab.chat)
-        app.notify("Closed. Alt+T opens it again.", timeout=3)
+        app.closed.append((tab.chat, place))
+        app.notify(f"Closed. {app.keymap.shown('reopen_chat')} opens it again.", timeout=3)
 
 
 def reopen_chat(app: ChatApp, _: str) -> None:
     if not app.closed:
         raise CommandError("no chat was closed since the start; Ctrl+O finds earlier ones")
-    app.open_tab(OpenChat(app.closed.pop()))
+    chat, place = app.closed.pop()
+    app.open_tab(OpenChat(chat), min(place, len(app.tabs)))
 
 
 def step_chat(step: int, app: ChatApp, _: str) -> None:

@@ -62,7 +62,7 @@ async def test_closing_is_undone_the_last_first(
         await window.press("alt+2", *"half typed", "ctrl+w", "ctrl+w")
         assert names(window) == ["New chat"]
         await window.press("alt+t", "alt+t")
-        assert names(window) == ["New chat", "a", "b"]
+        assert names(window) == ["a", "b", "New chat"], "each in its place"
         assert window.app.composer.text == "half typed"
         await window.press("alt+t")
         assert "no chat was closed since the start" in window.notes[-1]
