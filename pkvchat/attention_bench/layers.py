@@ -161,12 +161,13 @@ def _time_graphs(
     planned = captured(partial(problem.run, strategy, count))
     strategy.plan(problem.batch, splits[0])
     planning = captured(partial(problem.run, strategy, count))
+    replays = max(1, min(5, int(_SAMPLE_US / replay_us(planned, replays=1, samples=1))))
+    all_us = replay_us(planned, replays, _SAMPLES)
+    device_us = max(0.0, replay_us(planning, replays, _SAMPLES) - all_us)
     found = {}
     for num_splits in splits:
         host_us = median(_plan_us(strategy, problem, num_splits) for _ in range(3))
-        replays = max(1, min(5, int(_SAMPLE_US / replay_us(planned, replays=1, samples=1))))
         all_us = replay_us(planned, replays, _SAMPLES)
-        device_us = max(0.0, replay_us(planning, replays, _SAMPLES) - all_us)
         found[num_splits] = Timing(all_us / count, host_us + device_us, num_splits)
     return found
 

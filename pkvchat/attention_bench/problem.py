@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pkvchat.kernels.batch import AttentionShape, DecodeBatch, LayerSpec
+from pkvchat.kernels.batch import SCALE_BYTES, AttentionShape, DecodeBatch, LayerSpec
 from pkvchat.kernels.kv import allocate_kv, fill_random, page_bytes
 
 from ..errors import ChatError
@@ -42,8 +42,9 @@ def num_cold_layers(kv_bytes: int, device: torch.device) -> int:
 
 
 def kv_bytes(lengths: Sequence[int], shape: AttentionShape) -> int:
-    """Bytes of one layer's K and V that a batch reads."""
-    return sum(lengths) * page_bytes(1, shape) // shape.page_size
+    """Bytes of one layer's K and V, and of their scales, that a batch reads."""
+    vector = shape.head_dim * shape.kv_dtype.itemsize + (SCALE_BYTES if shape.quantised else 0)
+    return sum(lengths) * 2 * shape.num_kv_heads * vector
 
 
 def decode_batch(
