@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,10 @@ def write_gguf(
     *,
     pre: str = "gpt-2",
     plain: dict[str, int] | None = None,
+    kinds: Mapping[str, gguf.GGMLQuantizationType] = {},
 ) -> None:
     """``entries``: less the architecture's prefix, ``plain``: without one. ``tensors``: by GGUF
-    name, float32.
+    name, float32, or of ``kinds``, as the rows' bytes.
     """
     writer = gguf.GGUFWriter(path, arch)
     for key, count in (plain or {}).items():
@@ -138,7 +139,7 @@ def write_gguf(
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(257)
     for name, values in tensors.items():
-        writer.add_tensor(name, values)
+        writer.add_tensor(name, values, raw_dtype=kinds.get(name))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

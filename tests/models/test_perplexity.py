@@ -8,7 +8,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +19,8 @@ import torch.nn.functional as F
 from pkvchat.kernels.batch import AttentionShape, PrefillChunk
 from pkvchat.kernels.kv import allocate_kv
 from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.packed import BITS
+from pkvchat.kernels.quant_formats import TYPES
 from pkvchat.kernels.step import StepAttention
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.loader import LoadedModel, load_model
@@ -46,18 +51,120 @@ def perplexity(model: CausalLM, ids: Sequence[int], chunk: int) -> float:
     return math.exp(loss / (len(ids) - 1))
 
 
+BYTES = {  # entries of a small model that reads bytes
+    "block_count": 2,
+    "context_length": 1024,
+    "embedding_length": 256,
+    "feed_forward_length": 512,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 1e4,
+}
+# Where a block's fp16 scales are, each with its size: fields around zero after the minimum.
+SCALES = {
+    "Q4_0": {0: 1.0},
+    "Q4_1": {0: 1.0, 2: -7.5},
+    "Q8_0": {0: 1.0},
+    "Q4_K": {0: 1.0, 2: 7.5},
+    "Q5_K": {0: 1.0, 2: 15.5},
+    "Q6_K": {208: 1.0},
+}
+
+
+def random_rows(name: str, rows: int, width: int, rng: np.random.Generator) -> np.ndarray:
+    """Random blocks whose weights have a standard deviation of 1 / sqrt(width)."""
+    kind = gguf.GGMLQuantizationType[name]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (rows, width // block, size), np.uint8)
+
+    def scale(by: float) -> np.ndarray:
+        for start, share in SCALES[name].items():
+            raw[..., start : start + 2] = np.array([by * share], np.float16).view(np.uint8)
+        return raw.reshape(rows, -1)
+
+    deviation = gguf.quants.dequantize(scale(1.0), kind).std()
+    return scale(width**-0.5 / deviation)
+
+
+def small_model(path: Path, name: str, helpers: Any) -> Path:
+    """A file with random blocks of one quant type in every matrix of its layers."""
+    rng = np.random.default_rng(0)
+    tensors = {"token_embd.weight": rng.standard_normal((260, 256), np.float32) / 16}
+    tensors["output_norm.weight"] = np.ones(256, np.float32)
+    kinds = {}
+    for layer in range(2):
+        for part in ("attn_norm", "ffn_norm"):
+            tensors[f"blk.{layer}.{part}.weight"] = np.ones(256, np.float32)
+        for part, rows, width in (
+            ("attn_q", 256, 256),
+            ("attn_k", 128, 256),
+            ("attn_v", 128, 256),
+            ("attn_output", 256, 256),
+            ("ffn_gate", 512, 256),
+            ("ffn_up", 512, 256),
+            ("ffn_down", 256, 512),
+        ):
+            key = f"blk.{layer}.{part}.weight"
+            tensors[key] = random_rows(name, rows, width, rng)
+            kinds[key] = gguf.GGMLQuantizationType[name]
+    helpers.write_gguf(path, "llama", BYTES, tensors, kinds=kinds)
+    return path
+
+
 def text_ids(loaded: LoadedModel) -> list[int]:
     ids = loaded.tokenizer.encode(TEXT.read_text(encoding="utf-8"))
     assert 2000 < len(ids) < 4000
     return ids
 
 
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+# Activations of packed products are bfloat16, and so are their scales.
+PACKED = LinearTypes(
+    torch.float16, torch.float16, torch.bfloat16, few_limit=1000, packed_bits=8, dense=False
+)
+QUANTISED = replace(LinearTypes.uniform(torch.bfloat16), packed_bits=8)
+
+
 def test_packed_on_the_cpu(default_gguf: Path, default_model: CausalLM) -> None:
-    """Activations of packed products are bfloat16, and so are their scales."""
-    types = LinearTypes(torch.float16, torch.float16, torch.bfloat16, few_limit=1000, packed_bits=8)
-    loaded = load_model(
-        str(default_gguf), device=torch.device("cpu"), linear_types=replace(types, dense=False)
-    )
-    ids = text_ids(loaded)[:300]
-    exact = perplexity(default_model, ids, 300)
+    loaded = load_model(str(default_gguf), device=CPU, linear_types=PACKED)
+    ids = text_ids(loaded)[:200]
+    exact = perplexity(default_model, ids, 200)
+    assert perplexity(loaded.model, ids, 200) == pytest.approx(exact, rel=5e-3)
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_packed_types_on_the_cpu(tmp_path: Path, helpers: Any, name: str) -> None:
+    path = small_model(tmp_path / "small.gguf", name, helpers)
+    loaded = load_model(str(path), device=CPU, linear_types=PACKED)
+    assert loaded.packed == (name,)
+    ids = loaded.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:300]
+    exact = perplexity(helpers.load_f32(path), ids, 300)
     assert perplexity(loaded.model, ids, 300) == pytest.approx(exact, rel=5e-3)
+
+
+# Rows at once, and tokens: for each way of multiplying.
+WAYS = [(1, 300), (2, 600), (8, 1200), (16, 2100), (64, 2100), (2100, 2100)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "tokens"), WAYS)
+def test_quantised_on_a_gpu(default_gguf: Path, rows: int, tokens: int) -> None:
+    loaded = load_model(str(default_gguf), device=CUDA, linear_types=QUANTISED)
+    assert loaded.packed == ("Q4_1",)
+    ids = text_ids(loaded)[:tokens]
+    reference = load_model(str(default_gguf), device=CUDA, dtype=torch.float32).model
+    exact = perplexity(reference, ids, tokens)
+    assert perplexity(loaded.model, ids, rows) == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 8, 64, 1000])
+@pytest.mark.parametrize("name", TYPES)
+def test_quantised_types_on_a_gpu(tmp_path: Path, helpers: Any, name: str, rows: int) -> None:
+    path = small_model(tmp_path / "small.gguf", name, helpers)
+    loaded = load_model(str(path), device=CUDA, linear_types=QUANTISED)
+    assert loaded.packed == (name,)
+    ids = loaded.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[: 300 if rows == 1 else 1000]
+    exact = perplexity(helpers.load_f32(path), ids, len(ids))
+    assert perplexity(loaded.model, ids, rows) == pytest.approx(exact, rel=1e-3)
