@@ -32,7 +32,7 @@ _SPLITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # compared in named cases
 _MIN_LAYERS = 8
 _MAX_LAUNCHED = 3  # layers launched one by one
 _SAMPLE_US = 1500.0
-_SAMPLES = 5
+_SAMPLES, _NAMED_SAMPLES = 5, 15
 
 
 def case_pages(case: Case, page_size: int) -> list[int]:
@@ -58,6 +58,7 @@ class CaseProblem:
         layers = num_cold_layers(num_pages * page_bytes(1, shape), shape.device)
         self.kv_layers = pool.layers(num_pages, layers)
         self.queries = Queries(shape, len(case.lengths))
+        self.samples = _SAMPLES if case.target is None else _NAMED_SAMPLES
 
     def run(self, strategy: Strategy, count: int) -> None:
         """The first ``count`` layers."""
@@ -162,12 +163,12 @@ def _time_graphs(
     strategy.plan(problem.batch, splits[0])
     planning = captured(partial(problem.run, strategy, count))
     replays = max(1, min(5, int(_SAMPLE_US / replay_us(planned, replays=1, samples=1))))
-    all_us = replay_us(planned, replays, _SAMPLES)
-    device_us = max(0.0, replay_us(planning, replays, _SAMPLES) - all_us)
+    all_us = replay_us(planned, replays, problem.samples)
+    device_us = max(0.0, replay_us(planning, replays, problem.samples) - all_us)
     found = {}
     for num_splits in splits:
         host_us = median(_plan_us(strategy, problem, num_splits) for _ in range(3))
-        all_us = replay_us(planned, replays, _SAMPLES)
+        all_us = replay_us(planned, replays, problem.samples)
         found[num_splits] = Timing(all_us / count, host_us + device_us, num_splits)
     return found
 
