@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ def run(given: Mapping[str, Any]) -> int:
     output_file, plot = given.get("output_file"), given.get("plot")
     check_outputs(output_file, plot)
     if "source" in given:
+        if given.keys() & {each.name for each in fields(BenchOptions)}:
+            raise UsageError("--from measures nothing: it goes with -o, --output and --plot alone")
         results = read_results(given["source"])
     else:
         progress = ProgressLine(sys.stderr)

@@ -49,6 +49,7 @@ def bench(*args):
         (["--cases", "B9", "--device", "cpu"], "--cases B9: no such batch; there are B1 4k, B1 8k"),
         (["--trace-file", "none.csv"], "cannot read the trace file none.csv: No such file"),
         (["--from", "none.json"], "cannot read the results file none.json: No such file"),
+        (["--from", "x.json", "--grid"], "--from measures nothing: it goes with -o, --output and"),
         (["--output", "no/such/folder.md"], "--output no/such/folder.md: name a file in a"),
         (["--plot", "plot.jpg"], "--plot plot.jpg: only PNG is written"),
         (["-o", "csv"], "-o: invalid choice: 'csv'"),
