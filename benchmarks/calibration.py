@@ -1,21 +1,26 @@
 """How well the policy's cost model fits this GPU: each calibration case, measured and predicted.
 
-``python benchmarks/calibration.py`` measures as ``pkvchat calibrate`` does, keeps no record and
-prints a Markdown table: microseconds of a layer, measured ~ predicted, for each num_splits; and
-what the policy picks, beside the case that was really fastest with its planning.
+``python benchmarks/calibration.py`` measures as ``pkvchat calibrate`` does and prints a Markdown
+table: microseconds of a layer, measured ~ predicted, for each num_splits; and what the policy
+picks, beside the case that was really fastest with its planning. Then how long the policy itself
+takes on the host. It keeps no record, but ``--save kernels/shipped`` writes the one to ship.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import time
+from pathlib import Path
 
 import torch
 
 from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.calibration import Calibration
-from pkvchat.kernels.measure_costs import Case, make_bench
+from pkvchat.kernels.calibration import Calibration, count_workers
+from pkvchat.kernels.measure_costs import Case, sample_costs
 from pkvchat.kernels.policy import create_policy
+from pkvchat.kernels.records import VERSION, shape_key, shipped_name
 from pkvchat.kernels.registry import STRATEGIES, why_unavailable
 
 NUM_LAYERS = 32  # over which one step's planning is spread
@@ -25,19 +30,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--heads", default="32/8", help="query heads/KV heads [%(default)s]")
     parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="bfloat16")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write the record to ship there")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no CUDA device is visible; this benchmark needs one")
     qo_heads, kv_heads = map(int, args.heads.split("/"))
     dtype, device = getattr(torch, args.dtype), torch.device("cuda")
-    shape = AttentionShape(qo_heads, kv_heads, args.head_dim, 16, dtype, device)
-    report(shape, [name for name in STRATEGIES if not why_unavailable(name, shape)])
+    shape = AttentionShape(qo_heads, kv_heads, args.head_dim, args.page_size, dtype, device)
+    names = [name for name in STRATEGIES if not why_unavailable(name, shape)]
+    calibration = report(shape, names)
+    time_decisions(shape, calibration)
+    if args.save:
+        save(args.save, shape, calibration)
 
 
-def report(shape: AttentionShape, names: list[str]) -> None:
-    bench = make_bench(shape, budget_s=1.0)
-    measured = {name: bench.sample(name) for name in names}
+def report(shape: AttentionShape, names: list[str]) -> Calibration:
+    measured = sample_costs(shape, names, lambda *_: None, budget_s=60.0)
     costs = {name: found.cost() for name, found in measured.items()}
 
     def predicted(name: str, case: Case) -> float:
@@ -50,7 +60,8 @@ def report(shape: AttentionShape, names: list[str]) -> None:
             f"{name}: error {statistics.median(errors):.1%} median, {max(errors):.1%} at most;"
             f" planning {costs[name].plan:.0f} us; outside a graph {costs[name].eager:.0f} us more"
         )
-    policy = create_policy("adaptive", shape, Calibration(bench.workers, costs), names, NUM_LAYERS)
+    calibration = Calibration(count_workers(shape.device), costs)
+    policy = create_policy("adaptive", shape, calibration, names, NUM_LAYERS)
     print(f"\n| batch | {' | '.join(names)} | picked | fastest |")
     print("|---" * (len(names) + 3) + "|")
     for lengths in dict.fromkeys(case.batch.lengths for case in measured[names[0]].cases):
@@ -64,6 +75,29 @@ def report(shape: AttentionShape, names: list[str]) -> None:
         fastest = min(times, key=lambda choice: times[choice])
         picked = choice(decision.strategy, decision.num_splits)
         print(f"| {label(lengths)} | {' | '.join(cells)} | {picked} | {choice(*fastest)} |")
+    return calibration
+
+
+def time_decisions(shape: AttentionShape, calibration: Calibration) -> None:
+    """Host time of ``choose``, over a chat's steps: rows of different lengths that grow."""
+    print("\n| rows | choose, median us | 99% of steps within |\n|---|---|---|")
+    for rows in (1, 2, 4, 8, 16, 32, 64):
+        policy = create_policy("adaptive", shape, calibration, list(calibration.costs), NUM_LAYERS)
+        times = []
+        for step in range(5000):
+            lengths = tuple(500 + 137 * row + step for row in range(rows))
+            start = time.perf_counter()
+            policy.choose(lengths)
+            times.append((time.perf_counter() - start) * 1e6)
+        print(f"| {rows} | {statistics.median(times):.1f} | {sorted(times)[4950]:.1f} |")
+
+
+def save(directory: Path, shape: AttentionShape, calibration: Calibration) -> None:
+    key = shape_key(shape)
+    record = {"version": VERSION, "key": key, "data": calibration.to_json()}
+    path = directory / shipped_name(key)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{path} written")
 
 
 def choice(strategy: str, num_splits: int) -> str:

@@ -8,8 +8,8 @@ strategies by name.
   ``merge``; ``split_triton``, ``workqueue_triton`` and ``flashinfer`` on CUDA.
 - A step: ``step`` writes K/V (``kv``), runs the strategy on decode rows and ``prefill`` on chunks.
 - The choice: ``policy`` over ``cost``, corrected by ``trials`` while chatting; constants and dtypes
-  come from ``calibration``, kept as ``records``, filled by ``measure_costs`` (on GPUs
-  ``measure_cuda`` and ``graph_timing``) and ``measure_types``.
+  come from ``calibration``, kept as ``records``, filled by ``measure_costs`` (with
+  ``measure_cpu``, or ``measure_cuda`` and ``graph_timing``) and ``measure_types``.
 - Products: ``linear``; ``packed`` (CPU) and ``quant_linear`` (CUDA) keep GGUF's blocks quantised.
 - ``norm``, ``rope``, ``activation``; ``bandwidth`` for benchmarks.
 

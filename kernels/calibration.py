@@ -149,7 +149,7 @@ class Calibrator:
             known = known or self._shipped(key)
             if known and known.covers(available):
                 return known
-        calibration = measure_costs(shape, available, self.progress)
+        calibration = measure_costs(shape, available, self.progress, thorough=self.fresh)
         self._save("strategies", key, calibration.to_json())
         return calibration
 

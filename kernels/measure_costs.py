@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from statistics import median
-from typing import Protocol
 
 import torch
 
-from .batch import AttentionShape, DecodeBatch, LayerSpec
+from .batch import AttentionShape, DecodeBatch
 from .calibration import Calibration, count_workers
-from .cost import StrategyCost, Work, split_choices, strategy_work
-from .kv import allocate_kv, page_bytes
+from .cost import StrategyCost, Work
 from .progress import Progress
-from .registry import create_strategy
-from .strategy import Strategy
 
-_COLD_BYTES = 48 << 20  # beyond a core's caches: a layer finds its KV in memory
-_CPU_LENGTHS: tuple[tuple[int, ...], ...] = (
-    (50,), (300,), (1000,), (4000,), (200, 200, 200, 200), (1500, 100, 700, 300), (300,) * 8,
-)  # fmt: skip
-_CPU_BUDGET_S = 2.0
+STAGE = "measuring attention"
+_BUDGET_S = {"cpu": 2.0, "cuda": 12.0}  # compiling not counted
+_THOROUGH = 3
 
 
 @dataclass
@@ -49,36 +42,30 @@ class Measured:
         return replace(cost, eager=self.eager_us)
 
 
-class Bench(Protocol):
-    """workers: see CostModel."""
-
-    workers: int
-
-    def sample(self, name: str) -> Measured:
-        """Time the strategy ``name`` on every batch."""
-
-
 def measure_costs(
-    shape: AttentionShape, available: Sequence[str], progress: Progress
+    shape: AttentionShape, names: Sequence[str], progress: Progress, *, thorough: bool = False
 ) -> Calibration:
-    """Run every strategy on a few batches and fit its constants."""
-    stage = "measuring attention"
-    bench = make_bench(shape, _CPU_BUDGET_S / len(available))
-    costs: dict[str, StrategyCost] = {}
-    for done, name in enumerate(available):
-        progress(stage, done, len(available))
-        costs[name] = bench.sample(name).cost()
-    progress(stage, len(available), len(available))
-    return Calibration(bench.workers, costs)
+    """Run every strategy in ``names`` on a few batches and fit its constants.
+
+    thorough: for several times as long. Raises torch.OutOfMemoryError where a GPU has no room.
+    """
+    budget_s = _BUDGET_S[shape.device.type] * (_THOROUGH if thorough else 1)
+    measured = sample_costs(shape, names, progress, budget_s)
+    costs = {name: found.cost() for name, found in measured.items()}
+    return Calibration(count_workers(shape.device), costs)
 
 
-def make_bench(shape: AttentionShape, budget_s: float) -> Bench:
-    """budget_s: of a strategy on CPU; a GPU needs no more than its number of cases."""
+def sample_costs(
+    shape: AttentionShape, names: Sequence[str], progress: Progress, budget_s: float
+) -> dict[str, Measured]:
+    """The times that ``measure_costs`` fits, by strategy."""
     if shape.device.type == "cuda":
         from .measure_cuda import CudaBench
 
-        return CudaBench(shape)
-    return CpuBench(shape, budget_s)
+        return CudaBench(shape, names).sample(progress, budget_s)
+    from .measure_cpu import CpuBench
+
+    return CpuBench(shape).sample(names, progress, budget_s)
 
 
 def random_batch(shape: AttentionShape, lengths: tuple[int, ...], num_pages: int) -> DecodeBatch:
@@ -96,59 +83,6 @@ def random_batch(shape: AttentionShape, lengths: tuple[int, ...], num_pages: int
         lengths,
         static=True,
     )
-
-
-class CpuBench:
-    """A KV cache of a few layers, each cold when its turn comes, and batches over it.
-
-    Times are the best of several: what disturbs a measurement only ever makes it longer.
-    """
-
-    def __init__(self, shape: AttentionShape, budget_s: float) -> None:
-        self.shape, self.budget_s = shape, budget_s
-        self.workers = count_workers(shape.device)
-        size = shape.page_size
-        most = max(sum(-(-length // size) for length in lengths) for lengths in _CPU_LENGTHS) + 1
-        layers = min(8, max(2, _COLD_BYTES // (most * page_bytes(1, shape))))
-        self.kv_layers = allocate_kv(layers, most, shape)
-        for kv_layer in self.kv_layers:
-            kv_layer.fill_(1)  # untouched memory would be read from one zero page
-        self.batches = [random_batch(shape, lengths, most) for lengths in _CPU_LENGTHS]
-
-    def sample(self, name: str) -> Measured:
-        """Every batch under a few num_splits, timed until the budget is spent, once at least."""
-        shape = self.shape
-        strategy = create_strategy(name, shape)
-        cases: list[Case] = []
-        for batch in self.batches:
-            tiles = [-(-length // shape.page_size) for length in batch.lengths]
-            choices = split_choices(name, tiles, shape, self.workers)
-            for splits in sorted({choices[0], choices[len(choices) // 2], choices[-1]}):
-                work = strategy_work(name, tiles, splits, shape, self.workers)
-                cases.append(Case(batch, splits, work))
-        deadline = time.perf_counter() + self.budget_s
-        for attempt in range(5):
-            for case in cases:
-                if attempt and time.perf_counter() > deadline:
-                    return Measured(cases)
-                self._time(strategy, case)
-        return Measured(cases)
-
-    def _time(self, strategy: Strategy, case: Case) -> None:
-        shape, layers = self.shape, self.kv_layers
-        spec = LayerSpec(shape.head_dim**-0.5)
-        size = (len(case.batch), shape.num_qo_heads, shape.head_dim)
-        q = torch.ones(size, dtype=shape.dtype)
-        out = torch.empty_like(q)
-        start = time.perf_counter()
-        strategy.plan(case.batch, case.num_splits)
-        strategy.run(q, layers[0], out, spec)
-        first = time.perf_counter() - start
-        for kv_layer in layers:  # each is a chance of an undisturbed run
-            start = time.perf_counter()
-            strategy.run(q, kv_layer, out, spec)
-            case.run_us = min(case.run_us, (time.perf_counter() - start) * 1e6)
-        case.plan_us = min(case.plan_us, max(0.0, first * 1e6 - case.run_us) / case.work.plans)
 
 
 def fit(samples: Sequence[tuple[Work, float]], plan_us: float) -> StrategyCost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
@@ -13,8 +13,9 @@ from .calibration import count_workers
 from .cost import split_choices, strategy_work
 from .graph_timing import captured, replay_us
 from .kv import allocate_kv, fill_random, page_bytes
-from .measure_costs import Case, Measured, random_batch
+from .measure_costs import STAGE, Case, Measured, random_batch
 from .norm import rms_norm
+from .progress import Progress
 from .registry import create_strategy
 from .strategy import Strategy
 
@@ -27,6 +28,7 @@ _LENGTHS: tuple[tuple[int, ...], ...] = (
 _POOL_BYTES = 1152 << 20
 _COLD_BYTES = 256 << 20  # several times any L2
 _MAX_LAYERS = 32
+_LEAST_BATCHES = 10  # measured even when that takes longer than it should
 _EAGER_LAYERS = 3
 # What the host starts for one layer beside attention: two norms, four products, rope, the KV write,
 # the activation, and copies between them.
@@ -34,35 +36,53 @@ _LAUNCHES = 10
 
 
 class CudaBench:
-    """Batches over one pool of random KV, each with layers of its own in it.
+    """Batches over one pool of random KV, each with its own cut of it into layers.
 
     A small kernel between the layers, as in a model, takes in what attention has written and makes
     the next layer's queries.
     """
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(self, shape: AttentionShape, names: Sequence[str]) -> None:
+        """Raises torch.OutOfMemoryError where too little memory is free."""
         self.shape = shape
         self.workers = count_workers(shape.device)
         free, _ = torch.cuda.mem_get_info(shape.device)
-        page = page_bytes(1, shape)
-        num_pages = min(_POOL_BYTES, free // 2) // page
+        num_pages = min(_POOL_BYTES, free // 2) // page_bytes(1, shape)
+        self.strategies = [create_strategy(name, shape) for name in names]
         (self._pool,) = allocate_kv(1, num_pages, shape)
         fill_random(self._pool)
-        self._batches: list[tuple[DecodeBatch, list[torch.Tensor]]] = []
-        for lengths in _LENGTHS:
-            pages = sum(-(-length // shape.page_size) for length in lengths) + 1
-            layers = min(_MAX_LAYERS, max(2, _COLD_BYTES // (pages * page)), num_pages // pages)
-            if layers >= 2:
-                kv_layers = list(self._pool[: layers * pages].split(pages))
-                self._batches.append((random_batch(shape, lengths, pages), kv_layers))
 
-    def sample(self, name: str) -> Measured:
-        """Every batch, under the num_splits that a policy would compare."""
+    def sample(self, progress: Progress, budget_s: float) -> dict[str, Measured]:
+        """Every batch, under the num_splits that a policy would compare.
+
+        The strategies take turns on each batch, so that a clock that drifts changes no comparison.
+        """
+        measured = {strategy.name: Measured([]) for strategy in self.strategies}
+        deadline = time.perf_counter() + budget_s
         with torch.cuda.device(self.shape.device):
-            strategy = create_strategy(name, self.shape)
-            cases = [case for batch in self._batches for case in self._measure(strategy, *batch)]
-            eager_us = 0.0 if strategy.capturable else _LAUNCHES * self._launch_us()
-        return Measured(cases, eager_us)
+            for done, lengths in enumerate(_LENGTHS):
+                progress(STAGE, done, len(_LENGTHS))
+                if done >= _LEAST_BATCHES and time.perf_counter() > deadline:
+                    break
+                kv_layers = self._kv_layers(lengths)
+                if len(kv_layers) < 2:
+                    continue
+                batch = random_batch(self.shape, lengths, len(kv_layers[0]))
+                for strategy in self.strategies:
+                    measured[strategy.name].cases += self._measure(strategy, batch, kv_layers)
+            for strategy in self.strategies:
+                if not strategy.capturable:
+                    measured[strategy.name].eager_us = _LAUNCHES * self._launch_us()
+        progress(STAGE, len(_LENGTHS), len(_LENGTHS))
+        return measured
+
+    def _kv_layers(self, lengths: Sequence[int]) -> list[torch.Tensor]:
+        """The pool cut into layers that a batch of these lengths finds cold, as far as it goes."""
+        shape = self.shape
+        pages = sum(-(-length // shape.page_size) for length in lengths) + 1
+        enough = max(2, _COLD_BYTES // (pages * page_bytes(1, shape)))
+        layers = min(_MAX_LAYERS, enough, len(self._pool) // pages)
+        return list(self._pool[: layers * pages].split(pages))
 
     def _measure(
         self, strategy: Strategy, batch: DecodeBatch, kv_layers: list[torch.Tensor]
