@@ -27,7 +27,7 @@ from .layers import CaseProblem, case_pages, measure_case, pool_pages
 from .options import BenchOptions, check_outputs
 from .problem import KvPool, kv_bytes
 from .report import markdown
-from .results import CaseResult, Counters, Results, TraceResult, read_results
+from .results import CaseResult, Counters, Results, TraceResult, merge, read_results
 from .serving import Server, Workload, count_calls, serve, workload
 from .trace_file import read_trace
 from .traces import PAPER_SETTINGS, Request, Setting, make_requests, setting
@@ -39,13 +39,13 @@ Heads = tuple[int, int]
 
 def run(given: Mapping[str, Any]) -> int:
     """given: flags by their names in BenchOptions, and ``output``, ``output_file``, ``plot``,
-    ``source``. Returns the exit code."""
+    ``sources``. Returns the exit code."""
     output_file, plot = given.get("output_file"), given.get("plot")
     check_outputs(output_file, plot)
-    if "source" in given:
+    if "sources" in given:
         if given.keys() & {each.name for each in fields(BenchOptions)}:
             raise UsageError("--from measures nothing: it goes with -o, --output and --plot alone")
-        results = read_results(given["source"])
+        results = merge([read_results(path) for path in given["sources"]])
     else:
         progress = ProgressLine(sys.stderr)
         try:

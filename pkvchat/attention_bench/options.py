@@ -193,10 +193,11 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--plot", metavar="FILE.png", type=Path, help="draw times against the floor")
     group.add_argument(
         "--from",
-        dest="source",
+        dest="sources",
         metavar="FILE.json",
+        nargs="+",
         type=Path,
-        help="measure nothing: report or draw what an earlier run has written",
+        help="measure nothing: report or draw what earlier runs have written",
     )
 
 

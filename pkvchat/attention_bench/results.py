@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,6 +127,29 @@ def read_results(path: Path) -> Results:
         raise ChatError(
             f"{path} is not what bench-attention -o json writes ({type(error).__name__}: {error})"
         ) from error
+
+
+def merge(parts: Sequence[Results]) -> Results:
+    """Several runs as one. Raises ChatError where they do not measure the same."""
+    first, *others = parts
+    for name in ("device", "versions", "shape"):
+        for other in others:
+            if other.about[name] != first.about[name]:
+                raise ChatError(
+                    f"these are results of different runs: {name} is {first.about[name]} in one "
+                    f"and {other.about[name]} in another"
+                )
+    counters: dict[str, dict[str, Counters]] = {}
+    for part in parts:
+        counters |= part.counters
+    return Results(
+        {**first.about, "command": " && ".join(part.about["command"] for part in parts)},
+        first.layers,
+        [case for part in parts for case in part.cases],
+        [trace for part in parts for trace in part.traces],
+        counters,
+        list(dict.fromkeys(note for part in parts for note in part.notes)),
+    )
 
 
 def _results(data: Mapping[str, Any]) -> Results:

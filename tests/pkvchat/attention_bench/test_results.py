@@ -10,7 +10,7 @@ import pytest
 from pkvchat.attention_bench import summary
 from pkvchat.attention_bench.plot import draw
 from pkvchat.attention_bench.report import markdown
-from pkvchat.attention_bench.results import Elapsed, Timing, read_results
+from pkvchat.attention_bench.results import Elapsed, Timing, merge, read_results
 from pkvchat.errors import ChatError
 
 
@@ -95,6 +95,19 @@ def test_json_comes_back(results, tmp_path):
     path.write_text(results.to_json())
     assert read_results(path) == results
     assert json.loads(path.read_text())["cases"][0]["case"] == "B1 4k"
+
+
+def test_runs_are_merged_if_they_measured_the_same(results):
+    other = replace(results, about={**results.about, "command": "pkvchat other"}, notes=["more"])
+    both = merge([results, other])
+    assert both.cases == results.cases * 2
+    assert both.traces == results.traces * 2
+    assert both.notes == ["sdpa: not asked for", "more"]
+    assert both.about["command"] == "pkvchat bench-attention && pkvchat other"
+    assert merge([results]) == results
+    elsewhere = replace(other, about={**results.about, "device": "NVIDIA L4"})
+    with pytest.raises(ChatError, match="device is NVIDIA H200 in one and NVIDIA L4 in another"):
+        merge([results, elsewhere])
 
 
 def _without(*keys):
