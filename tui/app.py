@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -67,10 +68,13 @@ class ChatApp(App[int]):
         settings: Settings,
         store: ChatStore | None = None,
     ) -> None:
-        super().__init__(driver_class=Utf8Driver)
+        # Without colours Textual draws in greys, unless the terminal's own are asked for here.
+        ansi_color = True if "NO_COLOR" in os.environ else None
+        super().__init__(driver_class=Utf8Driver, ansi_color=ansi_color)
         for theme in (CALM_DARK, CALM_LIGHT):
             self.register_theme(theme)
-        self.theme = THEME_NAMES.get(settings.theme or "dark", settings.theme)
+        theme = settings.theme or ("terminal" if self.no_color else "dark")
+        self.theme = THEME_NAMES.get(theme, theme)
         self.keymap = Keymap(settings.keys)
         self.set_keymap(self.keymap.mine)
         self.settings = settings

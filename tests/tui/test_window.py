@@ -18,6 +18,20 @@ OpenApp = Callable[..., Any]
 ANSWER = "text with `code`\n\n```python\nx = 1\n```\n\nThe END"
 
 
+def sent_colours(window: Any) -> set[ColorType]:
+    """The kinds of colours that go to the terminal, after the app's filters."""
+    found = set()
+    for strip in window.app.screen._compositor.render_strips():
+        segments = list(strip)
+        for line_filter in window.app._filters:
+            if line_filter.enabled:
+                segments = line_filter.apply(segments, window.app.screen.background_colors[1])
+        for segment in segments:
+            for colour in (segment.style.color, segment.style.bgcolor) if segment.style else ():
+                found |= {colour.type} if colour else set()
+    return found
+
+
 @pytest.mark.parametrize("size", [(40, 10), (60, 20), (80, 24), (120, 40), (250, 80), (12, 4)])
 async def test_every_window_size_works(open_app: OpenApp, size: tuple[int, int]) -> None:
     answer = "An answer with a fair number of words in it, to wrap. END"
@@ -40,6 +54,22 @@ async def test_themes_draw(open_app: OpenApp, theme: str) -> None:
         await window.shows("x = 1", "The END")
 
 
+async def test_without_colours_the_theme_is_the_terminals_own(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with open_app(ANSWER) as window:
+        await window.send("hi")
+        await window.shows("The END")
+        assert window.app.theme == "ansi-dark"
+        assert sent_colours(window) == {ColorType.DEFAULT}
+    async with open_app(ANSWER, theme="light") as window:  # asked for by name
+        await window.send("hi")
+        await window.shows("The END")
+        assert window.app.theme == "pkvchat-light"
+        assert sent_colours(window) == {ColorType.DEFAULT}
+
+
 def test_a_theme_that_does_not_exist_is_said_with_those_that_do() -> None:
     with pytest.raises(UsageError, match=r"theme 'beige' does not exist; one of dark, .*dracula"):
         run(EngineOptions(), SamplingParams(), Settings(theme="beige"))
@@ -57,19 +87,9 @@ async def test_the_theme_can_be_changed(open_app: OpenApp) -> None:
         assert "no theme 'beige'" in window.notes[-1]
 
 
-def colours(window: Any) -> set[ColorType]:
-    """The kinds of colours on the screen."""
-    found = set()
-    for strip in window.app.screen._compositor.render_strips():
-        for segment in strip:
-            for colour in (segment.style.color, segment.style.bgcolor) if segment.style else ():
-                found |= {colour.type} if colour else set()
-    return found
-
-
 async def test_the_terminals_own_theme_uses_no_colours_but_its_own(open_app: OpenApp) -> None:
     async with open_app(ANSWER, theme="terminal") as window:
         await window.send("hi")
         await window.shows("The END")
         await window.press("f5")
-        assert colours(window) <= {ColorType.DEFAULT, ColorType.STANDARD}
+        assert sent_colours(window) <= {ColorType.DEFAULT, ColorType.STANDARD}
