@@ -1,7 +1,7 @@
 """How much of a prompt a step reads, so that the answers that decode beside it keep streaming.
 
-Beside answers, a chunk may add one undisturbed decode step to a step, or SHORT_STALL_S where that
-is longer: a chunk takes the host some time however small it is, and a person sees no such pause.
+Beside answers, a chunk may add one undisturbed decode step to a step, or FRAME_S where that is
+longer: a chunk takes the host some time however small it is, and a person sees no shorter pause.
 What it adds beyond one decode step is made up for by decode steps without a chunk. So the mean time
 between two tokens of an answer stays within twice that of an answer with nothing beside it.
 """
@@ -9,7 +9,7 @@ between two tokens of an answer stays within twice that of an answer with nothin
 from __future__ import annotations
 
 MIN_CHUNK = 16  # tokens
-SHORT_STALL_S = 0.04
+FRAME_S = 0.1  # new text reaches the interface ten times a second
 
 
 class PrefillPace:
@@ -28,7 +28,7 @@ class PrefillPace:
             return self.max_chunk
         if self._owed_s > 0:
             return 0
-        allowed = max(self._decode_s, SHORT_STALL_S) / self._token_s
+        allowed = max(self._decode_s, FRAME_S) / self._token_s
         return max(MIN_CHUNK, min(self.max_chunk, int(allowed)))
 
     def spend(self, num_decodes: int, num_prefill: int) -> None:
