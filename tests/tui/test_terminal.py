@@ -59,6 +59,10 @@ class Terminal:
     def shows(self, text: str) -> None:
         self.until(lambda: text in self.screen())
 
+    def has_mouse(self) -> bool:
+        """The program listens to the mouse."""
+        return self.tmux("display-message", "-p", "#{mouse_any_flag}").strip() == "1"
+
     def engine(self) -> psutil.Process:
         """The program's engine process."""
         pane = int(self.tmux("list-panes", "-F", "#{pane_pid}"))
@@ -80,6 +84,9 @@ def test_a_session_from_first_prompt_to_restart(terminal: Terminal) -> None:
     terminal.keys("Name three colours of the rainbow.", "Enter")
     terminal.shows("token limit reached")
     assert "The rainbow is a beautiful" in terminal.screen()
+    assert terminal.has_mouse()
+    terminal.keys("/mouse", "Enter")
+    terminal.until(lambda: not terminal.has_mouse())
     terminal.keys("/fork", "Enter")
     terminal.shows("fork: Name")
     terminal.keys("C-PageUp")
@@ -91,9 +98,12 @@ def test_a_session_from_first_prompt_to_restart(terminal: Terminal) -> None:
     terminal.keys("C-q")
     terminal.until(lambda: not terminal.tmux("list-sessions"))
 
-    terminal.start(*flags)
+    terminal.start(*flags, "--no-mouse")
     for kept in ("kept draft", "The rainbow is a beautiful", "fork: Name"):
         terminal.shows(kept)
+    assert not terminal.has_mouse()
+    terminal.keys("F5")
+    terminal.shows("Search all chats")
     terminal.keys("C-q")
     terminal.until(lambda: not terminal.tmux("list-sessions"))
 
