@@ -28,7 +28,8 @@ from .options import BenchOptions, check_outputs
 from .problem import KvPool, kv_bytes
 from .report import markdown
 from .results import CaseResult, Counters, Results, TraceResult, merge, read_results
-from .serving import Server, Workload, count_calls, serve, workload
+from .server import Server, Workload, workload
+from .serving import count_calls, serve
 from .trace_file import read_trace
 from .traces import PAPER_SETTINGS, Request, Setting, make_requests, setting
 

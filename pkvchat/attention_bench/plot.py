@@ -63,7 +63,8 @@ def _case_points(results: Results) -> Iterator[Point]:
 def _trace_points(results: Results) -> Iterator[Point]:
     """The mean call of each trace."""
     for trace in results.traces:
-        us = {name: each.device_ms / trace.steps * 1e3 for name, each in trace.calls.items()}
+        calls = trace.elapsed["calls"].items()
+        us = {name: each.device_ms / trace.steps * 1e3 for name, each in calls}
         yield trace.kv_bytes / 1e6, trace.floor_us, _one_flashinfer(us)
 
 

@@ -1,4 +1,4 @@
-"""The results as Markdown: one table for batches, two for traces, one of counters."""
+"""The results as Markdown: batches, traces under each protocol, counters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from statistics import mean
 from . import summary
 from .results import CaseResult, Counters, Results, Timing, TraceResult
 from .summary import Adaptive, Spread
+
+_PROTOCOLS = {
+    "calls": "one attention call a step, planned in it",
+    "replays": "the same, in a CUDA graph",
+    "model": "a model of {layers} layers, planned once a step",
+}
 
 
 def markdown(results: Results) -> str:
@@ -24,11 +30,11 @@ def _lines(results: Results) -> Iterator[str]:
     if results.cases:
         yield from ("", "## Batches", "", *_case_lines(results))
     if results.traces:
-        layers = results.traces[0].layers
-        yield from ("", "## Traces, one attention call a step, planned in it", "")
-        yield from _trace_lines(results.traces, "calls")
-        yield from ("", f"## Traces, a model of {layers} layers, planned once a step", "")
-        yield from _trace_lines(results.traces, "model")
+        for protocol, title in _PROTOCOLS.items():
+            if protocol in results.traces[0].elapsed:
+                title = title.format(layers=results.traces[0].layers)
+                yield from ("", f"## Traces, {title}", "")
+                yield from _trace_lines(results.traces, protocol)
         yield from ("", "## One call", "", *_counter_lines(results))
     errors = summary.largest_errors(results)
     if errors:
@@ -116,7 +122,7 @@ def _trace_lines(traces: Sequence[TraceResult], protocol: str) -> Iterator[str]:
     header += ["FlashInfer / it, wall", "device", "picked"]
     rows = []
     for label, seeds in summary.by_setting(traces).items():
-        for engine in getattr(seeds[0], protocol):
+        for engine in seeds[0].elapsed[protocol]:
             found = summary.served(seeds, protocol, engine)
             row = [label, engine, f"{found.wall_tps.mean:.0f}", f"{found.device_tps.mean:.0f}"]
             row += [_spread(found.wall_ratio), _spread(found.device_ratio)]
@@ -146,7 +152,10 @@ def _counter_lines(results: Results) -> Iterator[str]:
         kv_bytes = mean(trace.kv_bytes for trace in seeds)
         floor_us = mean(trace.floor_us for trace in seeds)
         for engine, counters in results.counters.get(label, {}).items():
-            us = mean(trace.calls[engine].device_ms / trace.steps for trace in seeds) * 1e3
+            us = (
+                mean(trace.elapsed["calls"][engine].device_ms / trace.steps for trace in seeds)
+                * 1e3
+            )
             row = [label, engine, *_counted(counters), f"{kv_bytes / 1e6:.1f}", f"{us:.1f}"]
             rows.append([*row, f"{kv_bytes / us / 1e3:.0f}", f"{floor_us / us:.0%}"])
     yield from table(header, rows)

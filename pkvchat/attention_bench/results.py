@@ -72,8 +72,8 @@ class TraceResult:
     """One trace under one seed.
 
     tokens: active sequences summed over the steps. kv_bytes: one layer's, the mean of a step.
-    calls: each step one attention call, planned. model: each step planned once, then ``layers``
-    layers. By engine, "oracle" taking each step's best. picks: steps by strategy, of "adaptive".
+    elapsed: by protocol (``serving``) and engine, "oracle" taking each step's best. picks: steps by
+    protocol and strategy, of "adaptive". errors: max |e| by engine.
     """
 
     trace: str
@@ -84,8 +84,7 @@ class TraceResult:
     kv_bytes: int
     floor_us: float
     layers: int
-    calls: dict[str, Elapsed]
-    model: dict[str, Elapsed]
+    elapsed: dict[str, dict[str, Elapsed]]
     picks: dict[str, dict[str, int]]
     errors: dict[str, float]
 
@@ -182,9 +181,11 @@ def _case(row: Mapping[str, Any]) -> CaseResult:
 
 def _trace(row: Mapping[str, Any]) -> TraceResult:
     values = dict(row)
-    for protocol in ("calls", "model"):
-        times = values[protocol].items()
-        values[protocol] = {name: _numbers(Elapsed, each) for name, each in times}
+    values["elapsed"] = {
+        protocol: {name: _numbers(Elapsed, each) for name, each in times.items()}
+        for protocol, times in values["elapsed"].items()
+    }
+    _check("calls", values["elapsed"]["calls"], dict)
     for name in ("max_active", "steps", "tokens", "kv_bytes", "floor_us", "layers"):
         _check(name, values[name], float)
     return TraceResult(**values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median, stdev
 
@@ -116,12 +116,12 @@ def by_setting(traces: Iterable[TraceResult]) -> dict[str, list[TraceResult]]:
 
 
 def served(traces: Sequence[TraceResult], protocol: str, engine: str) -> Served:
-    """traces: the seeds of one setting. protocol: "calls" or "model"."""
+    """traces: the seeds of one setting. protocol: see ``serving``."""
 
     def spreads(ms: Callable[[Elapsed], float]) -> tuple[Spread, Spread | None]:
         rates, ratios = [], []
         for trace in traces:
-            elapsed: Mapping[str, Elapsed] = getattr(trace, protocol)
+            elapsed = trace.elapsed[protocol]
             own = ms(elapsed[engine])
             rates.append(trace.tokens / own * 1e3)
             theirs = {name: ms(each) for name, each in elapsed.items()}

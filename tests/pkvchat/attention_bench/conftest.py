@@ -49,7 +49,8 @@ def trace(seed: int, wall_ms: dict[str, float]) -> TraceResult:
     picks = {"calls": {"split": 7, "workqueue": 3}, "model": {"workqueue": 10}}
     errors = dict.fromkeys(wall_ms, 1e-4)
     size = (10, 20, 2_000_000)
-    return TraceResult("zipf", 2, seed, *size, 10.0, 32, elapsed, elapsed, picks, errors)
+    protocols = {"calls": elapsed, "model": elapsed}
+    return TraceResult("zipf", 2, seed, *size, 10.0, 32, protocols, picks, errors)
 
 
 @pytest.fixture

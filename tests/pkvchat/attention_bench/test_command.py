@@ -81,7 +81,7 @@ def test_a_trace_file_is_served_and_its_results_are_drawn_elsewhere(tmp_path, tr
     results = read_results(measured)
     (trace,) = results.traces
     assert (trace.trace, trace.max_active, trace.steps, trace.tokens) == ("mine", 2, 2, 4)
-    assert set(trace.calls) == {"split", "workqueue", "sdpa", "adaptive", "oracle"}
+    assert set(trace.elapsed["calls"]) == {"split", "workqueue", "sdpa", "adaptive", "oracle"}
     assert results.cases == []
     assert any(note.startswith("flashinfer: ") for note in results.notes)
     assert bench("--from", measured, "--plot", plot) == 0
@@ -113,7 +113,8 @@ def test_on_a_gpu(trace_file, capsys):
     assert bench(*args, "--cases", "B1 4k", "--engine", "flashinfer,split,workqueue,oracle") == 0
     data = json.loads(capsys.readouterr().out)
     (trace,), (case,) = data["traces"], data["cases"]
-    for elapsed in (*trace["calls"].values(), *trace["model"].values()):
+    assert set(trace["elapsed"]) == {"calls", "replays", "model"}
+    for elapsed in (e for engines in trace["elapsed"].values() for e in engines.values()):
         assert elapsed["device_ms"] > 0
         assert elapsed["wall_ms"] > 0
     assert case["floor_us"] < case["times"]["workqueue"]["layer_us"]

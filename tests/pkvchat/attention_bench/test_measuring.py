@@ -13,7 +13,8 @@ from pkvchat.attention_bench.counters import cpu_counters, cuda_segments, state_
 from pkvchat.attention_bench.floor import Floor
 from pkvchat.attention_bench.layers import CaseProblem, measure_case, pool_pages
 from pkvchat.attention_bench.problem import KvPool, Queries, decode_batch, kv_bytes
-from pkvchat.attention_bench.serving import Server, count_calls, serve, workload
+from pkvchat.attention_bench.server import Server, workload
+from pkvchat.attention_bench.serving import count_calls, serve
 from pkvchat.attention_bench.traces import Request
 from pkvchat.errors import ChatError
 from pkvchat.kernels.batch import AttentionShape
@@ -73,7 +74,8 @@ def test_a_trace_under_both_protocols(work, pool, roster):
     assert found.kv_bytes == pytest.approx(
         sum(row.length for step in work.steps for row in step) * 2 * 2 * 64 * 4 / 6, abs=1
     )
-    for elapsed in (found.calls, found.model):
+    assert set(found.elapsed) == {"calls", "model"}
+    for elapsed in found.elapsed.values():
         assert set(elapsed) == {*STRATEGIES, "adaptive", "oracle"}
         fixed = [elapsed[name].wall_ms for name in STRATEGIES]
         assert 0 < elapsed["oracle"].wall_ms <= min(fixed)

@@ -52,8 +52,7 @@ def test_traces_are_means_over_seeds(results):
 
 def test_without_flashinfer_there_is_no_ratio(results):
     traces = [
-        replace(trace, calls={"split": Elapsed(2.0, 1.0)}, model={"split": Elapsed(2.0, 1.0)})
-        for trace in results.traces
+        replace(trace, elapsed={"calls": {"split": Elapsed(2.0, 1.0)}}) for trace in results.traces
     ]
     assert summary.served(traces, "calls", "split").wall_ratio is None
     markdown(replace(results, traces=traces, cases=[], counters={}))
@@ -140,7 +139,8 @@ def _with(value, *keys):
         _with("fast", "cases", 0, "times", "split", "layer_us"),
         _with(None, "cases", 0, "kv_bytes"),
         _with("x", "traces", 0, "steps"),
-        _with({"wall": 1}, "traces", 0, "calls", "split"),
+        _with({"wall": 1}, "traces", 0, "elapsed", "calls", "split"),
+        _without("traces", 0, "elapsed", "calls"),
         _with(7, "counters"),
         _with([7], "notes"),
     ],
