@@ -95,7 +95,9 @@ def _message(entry: object, *, ours: bool) -> Message | None:
     if not isinstance(entry, dict):
         return None
     role, content = entry.get("role"), _content(entry.get("content"))
-    if content is None or role not in (_ROLES + _OWN_ROLES if ours else _ROLES):
+    if not isinstance(role, str) or content is None:
+        return None
+    if role not in (_ROLES + _OWN_ROLES if ours else _ROLES):
         return None
     versions = [Version(content, "stop" if role == "assistant" else "")]
     if ours:

@@ -73,8 +73,8 @@ class ChatApp(App[int]):
         super().__init__(driver_class=Utf8Driver, ansi_color=ansi_color)
         for theme in (CALM_DARK, CALM_LIGHT):
             self.register_theme(theme)
-        theme = settings.theme or ("terminal" if self.no_color else "dark")
-        self.theme = THEME_NAMES.get(theme, theme)
+        name = settings.theme or ("terminal" if self.no_color else "dark")
+        self.theme = THEME_NAMES.get(name, name)
         self.keymap = Keymap(settings.keys)
         self.set_keymap(self.keymap.mine)
         self.settings = settings
