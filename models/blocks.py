@@ -6,7 +6,7 @@ import torch
 
 from pkvchat.kernels.activation import gated
 from pkvchat.kernels.qkv import HeadNorm, Rotation
-from pkvchat.kernels.routed import FEW_ROWS
+from pkvchat.kernels.routed import FEW_ROWS, Experts
 
 from .causal_lm import Attend
 from .config import ExpertConfig, ModelConfig
@@ -77,21 +77,14 @@ class RoutedFeedForward:
         shares, chosen = shares.topk(self.config.per_token, dim=-1)
         if self.config.normalise:
             shares = shares / shares.sum(dim=-1, keepdim=True)
-        if x.device.type == "cuda" and len(x) <= FEW_ROWS:
-            return self._at_once(x, shares, chosen)
-        out = torch.zeros_like(x)
-        for expert in torch.unique(chosen).tolist():
-            rows, slot = torch.where(chosen == expert)
-            given = x[rows]
-            gate, up = self.gates.products[expert](given), self.ups.products[expert](given)
-            result = self.downs.products[expert](
-                gated(torch.cat((gate, up), dim=-1), self.activation)
-            )
-            out.index_add_(0, rows, result * shares[rows, slot, None].to(x.dtype))
-        return out
+        few = x.device.type == "cuda" and len(x) <= FEW_ROWS
+        results = self._at_once(x, chosen) if few else self._one_by_one(x, chosen)
+        return (results * shares[..., None]).sum(1).to(x.dtype)
 
-    def _at_once(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """The same for few rows, on a GPU, in launches that a CUDA graph can hold."""
+    def _at_once(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """What each chosen expert makes of a row, [N, k, hidden_size], in launches that a CUDA
+        graph can hold.
+        """
         pairs, ffn = chosen.numel(), self.config.intermediate_size
         gate_up = x.new_empty(pairs, 2 * ffn)
         self.gates.chosen(x, chosen, gate_up[:, :ffn])
@@ -100,4 +93,19 @@ class RoutedFeedForward:
         self.downs.chosen(
             gated(gate_up, self.activation), chosen.view(-1, 1), results.flatten(0, 1)
         )
-        return (results * shares[..., None]).sum(1).to(x.dtype)
+        return results
+
+    def _one_by_one(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """The same for any number of rows, which are brought together by expert."""
+        order = chosen.flatten().argsort()
+        counts = chosen.flatten().bincount(minlength=self.config.count).tolist()
+
+        def multiply(experts: Experts, given: torch.Tensor) -> torch.Tensor:
+            parts = zip(experts.products, given.split(counts), strict=True)
+            return torch.cat([product(rows) for product, rows in parts if len(rows)])
+
+        given = x[order // self.config.per_token]
+        gate_up = torch.cat((multiply(self.gates, given), multiply(self.ups, given)), dim=-1)
+        results = x.new_empty(*chosen.shape, x.shape[1])
+        results.view(-1, x.shape[1])[order] = multiply(self.downs, gated(gate_up, self.activation))
+        return results
