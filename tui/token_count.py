@@ -34,7 +34,7 @@ class TokenCount:
         self._timer = self._app.set_timer(pause, self._ask)
 
     def _ask(self) -> None:
-        text, session = self._app.composer.full_text, self._app.session
+        text, session = self._text(), self._app.session
         if text and session.state.ready:
             chat = self._app.tab.chat
             messages = (*chat.conversation(), ChatMessage("user", text))
@@ -47,8 +47,8 @@ class TokenCount:
 
     def line(self) -> str:
         """For a person; "" where nothing is typed, or the engine's context isn't known."""
-        text, ready = self._app.composer.full_text, self._app.session.state.ready
-        if not text or ready is None or text.startswith("/"):
+        text, ready = self._text(), self._app.session.state.ready
+        if not text or ready is None:
             return ""
         tab = self._app.tab
         total = self._exact or tab.context_tokens + round(len(text) / tab.chars_per_token)
@@ -57,3 +57,10 @@ class TokenCount:
         if left < 0:
             return f"{about}{total:,} tokens with this, {-left:,} too many"
         return f"{about}{total:,} tokens with this, {left:,} left"
+
+    def _text(self) -> str:
+        """The prompt that is being typed; "" for a command."""
+        text = self._app.composer.full_text
+        if text.startswith("//"):
+            return text[1:]
+        return "" if text.startswith("/") else text

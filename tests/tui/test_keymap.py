@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 
+from pkvchat.chats import Chat
 from pkvchat.errors import UsageError
 from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
@@ -17,24 +17,24 @@ from pkvchat.tui.app import run
 from pkvchat.tui.keymap import Keymap
 from pkvchat.tui.registry import COMMANDS
 
-Make = Callable[..., Any]
+OpenApp = Callable[..., Any]
 
 
-async def test_any_command_can_have_a_key(scripted: Make, make_app: Make) -> None:
+async def test_any_command_can_have_a_key(open_app: OpenApp) -> None:
     """Also one without a key of its own, and one whose key another takes."""
     keys = {"new_chat": "ctrl+n", "duplicate_chat": "f12,alt+d", "chat_2": "ctrl+t"}
-    app = make_app(scripted(), keys=keys)
-    async with app.run_test() as pilot:
-        app.tab.chat.add("user", "hello")
-        await pilot.press("ctrl+t")
+    async with open_app(keys=keys) as window:
+        app = window.app
+        window.chat.add("user", "hello")
+        await window.press("ctrl+t")
         assert len(app.tabs) == 1
-        await pilot.press("ctrl+n")
+        await window.press("ctrl+n")
         assert len(app.tabs) == 2
-        await pilot.press("alt+1", "alt+2", "alt+1")
+        await window.press("alt+1", "alt+2", "alt+1")
         assert app.active == 0
-        await pilot.press("f12")
-        assert app.tab.chat.name == "copy: hello"
-        await pilot.press("ctrl+t")
+        await window.press("f12")
+        assert window.chat.name == "copy: hello"
+        await window.press("ctrl+t")
         assert app.active == 1
 
 
@@ -69,38 +69,20 @@ def test_no_two_commands_have_the_same_key() -> None:
     Keymap({c.name: c.keys for c in COMMANDS.by_name.values() if c.keys})
 
 
-async def test_hints_and_help_show_the_keys_in_force(
-    scripted: Make, make_app: Make, settle: Make, screen_text: Make, tmp_path: Any
-) -> None:
-    store = ChatStore(tmp_path / "chats.db")
+async def test_hints_and_help_show_the_keys_in_force(open_app: OpenApp, store: ChatStore) -> None:
     keys = {"new_chat": "ctrl+n", "browse": "f12", "retry": "alt+r"}
-    app = make_app(scripted(), store, keys=keys)
-    async with app.run_test(size=(100, 60)) as pilot:
-        await settle(pilot, lambda: "^N opens another chat" in screen_text(app))
-        assert "Welcome. The model runs on this machine" in screen_text(app), "a first run"
-        await press_and_see(pilot, "f1", "F12 moves into the transcript", settle, screen_text)
-        assert "^N         /new" in screen_text(app)
-        assert "^T" not in screen_text(app)
-        await pilot.press("escape")
-        assert len(app.screen_stack) == 1
-        app.session.client.die()
-        await settle(pilot, lambda: "Alt+R restarts the engine" in screen_text(app))
+    async with open_app(size=(140, 60), store=store, keys=keys) as window:
+        await window.shows("Welcome. The model runs on this machine", "^N opens another chat")
+        await window.press("f1")
+        await window.shows("F12 moves into the transcript", "^N         /new")
+        assert "^T" not in window.text
+        await window.press("escape")
+        window.engine.die()
+        await window.shows("Alt+R restarts the engine")
 
 
-async def press_and_see(
-    pilot: Pilot[int], key: str, text: str, settle: Make, screen_text: Make
-) -> None:
-    await pilot.press(key)
-    await settle(pilot, lambda: text in screen_text(pilot.app))
-
-
-async def test_a_later_run_is_not_welcomed_again(
-    scripted: Make, make_app: Make, screen_text: Make, settle: Make, tmp_path: Any
-) -> None:
-    store = ChatStore(tmp_path / "chats.db")
-    app = make_app(scripted(), store)
-    store.save(app.fresh_tab().chat, None)
-    app = make_app(scripted(), store)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await settle(pilot, lambda: "Enter sends" in screen_text(app))
-        assert "Welcome" not in screen_text(app)
+async def test_only_a_first_run_is_welcomed(open_app: OpenApp, store: ChatStore) -> None:
+    store.save(Chat(), None)
+    async with open_app(store=store) as window:
+        await window.shows("Enter sends")
+        assert "Welcome" not in window.text

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from textual.widgets import Input, Select, TextArea
 
-from pkvchat.messages import Ready, SetPolicy
+from pkvchat.messages import SetPolicy
 from pkvchat.settings import load_settings, settings_path
 
-Make = Callable[..., Any]
+OpenApp = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
@@ -22,30 +22,25 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return settings_path()
 
 
-async def test_what_is_changed_is_written_and_in_force(
-    scripted: Make, make_app: Make, ready: Ready, settle: Make, config: Path
-) -> None:
+async def test_what_is_changed_is_written_and_in_force(open_app: OpenApp, config: Path) -> None:
     config.parent.mkdir()
     config.write_text("# mine\ncontext = 4096\n")
-    engine = scripted()
-    app = make_app(engine, system_prompt="Be brief.")
-    async with app.run_test(size=(100, 40)) as pilot:
-        engine.say(ready)
-        await settle(pilot, lambda: app.session.state.ready)
-        await pilot.press("alt+s")
+    async with open_app(size=(100, 40), system_prompt="Be brief.") as window:
+        app = window.app
+        await window.press("alt+s")
         find = app.screen.query_one
         assert find("#temperature", Input).has_focus
-        await pilot.press("0", ".", "5")  # over what was there, which is selected
+        await window.press("0", ".", "5")  # over what was there, which is selected
         find("#system_prompt", TextArea).text = "Be [very] brief."
         find("#theme", Select).value = "light"
         find("#policy", Select).value = "forced-sdpa"
         find("#panel", Select).value = False
-        await pilot.press("ctrl+s")
-        await settle(pilot, lambda: len(app.screen_stack) == 1)
+        await window.press("ctrl+s")
+        await window.settle(lambda: len(app.screen_stack) == 1)
         assert app.session.params.temperature == 0.5
         assert app.theme == "pkvchat-light"
         assert not app.panel.display
-        assert SetPolicy("forced-sdpa") in engine.sent
+        assert SetPolicy("forced-sdpa") in window.engine.sent
         assert app.fresh_tab().chat.system == "Be [very] brief."
     assert config.read_text().startswith("# mine\ncontext = 4096\n")
     written = load_settings()
@@ -55,48 +50,43 @@ async def test_what_is_changed_is_written_and_in_force(
 
 
 async def test_a_wrong_value_is_said_beside_it_and_nothing_is_written(
-    scripted: Make, make_app: Make, screen_text: Make, settle: Make, config: Path
+    open_app: OpenApp, config: Path
 ) -> None:
-    app = make_app(scripted())
-    async with app.run_test(size=(100, 40)) as pilot:
-        await pilot.press("alt+s", "tab", *"many", "ctrl+s")
-        await settle(pilot, lambda: "must be a whole number of at least 0" in screen_text(app))
-        assert app.screen.query_one("#top_k", Input).has_focus
-        await pilot.press("shift+tab")
-        assert app.screen.query_one("#temperature", Input).has_focus
-        await pilot.press("escape")
-        assert len(app.screen_stack) == 1
+    async with open_app(size=(100, 40)) as window:
+        await window.press("alt+s", "tab", *"many", "ctrl+s")
+        await window.shows("must be a whole number of at least 0")
+        assert window.app.screen.query_one("#top_k", Input).has_focus
+        await window.press("shift+tab")
+        assert window.app.screen.query_one("#temperature", Input).has_focus
+        await window.press("escape")
+        assert len(window.app.screen_stack) == 1
     assert not config.exists()
 
 
 async def test_settings_that_cannot_be_written_still_come_into_force(
-    scripted: Make, make_app: Make, settle: Make, config: Path
+    open_app: OpenApp, config: Path
 ) -> None:
     config.parent.write_text("a file in the folder's place")
-    app = make_app(scripted())
-    async with app.run_test(size=(100, 40)) as pilot:
-        await pilot.press("alt+s", *"0", "ctrl+s")
-        await settle(pilot, lambda: app.session.params.temperature == 0)
-        (said,) = [n.message for n in app._notifications]
-        assert "cannot write the settings file" in said
+    async with open_app(size=(100, 40)) as window:
+        await window.press("alt+s")
+        await window.settle(lambda: isinstance(window.app.focused, Input))
+        await window.press("0", "ctrl+s")
+        await window.settle(lambda: window.app.session.params.temperature == 0)
+        assert "cannot write the settings file" in window.notes[-1]
 
 
-async def test_the_mouse_can_be_left_to_the_terminal(
-    scripted: Make, make_app: Make, send: Make
-) -> None:
-    app = make_app(scripted(), mouse=False)
-    async with app.run_test() as pilot:
-        await send(pilot, "/mouse")
-        assert app.mouse
-        await send(pilot, "/mouse")
-        assert not app.mouse
+async def test_the_mouse_can_be_left_to_the_terminal(open_app: OpenApp) -> None:
+    async with open_app(mouse=False) as window:
+        await window.send("/mouse")
+        assert window.app.mouse
+        await window.send("/mouse")
+        assert not window.app.mouse
 
 
 @pytest.mark.parametrize("size", [(60, 20), (40, 12), (12, 4)])
-async def test_every_window_size_works(
-    scripted: Make, make_app: Make, settle: Make, size: tuple[int, int]
-) -> None:
-    app = make_app(scripted())
-    async with app.run_test(size=size) as pilot:
-        await pilot.press("alt+s", *"0", *["tab"] * 12, "ctrl+s")
-        await settle(pilot, lambda: app.session.params.temperature == 0)
+async def test_every_window_size_works(open_app: OpenApp, size: tuple[int, int]) -> None:
+    async with open_app(size=size) as window:
+        await window.press("alt+s")
+        await window.settle(lambda: isinstance(window.app.focused, Input))
+        await window.press("0", *["tab"] * 12, "ctrl+s")
+        await window.settle(lambda: window.app.session.params.temperature == 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,89 +10,80 @@ import pytest
 from pkvchat.chats import Chat
 from pkvchat.store import ChatStore
 
-Make = Callable[..., Any]
+OpenApp = Callable[..., Any]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ChatStore:
+def two(store: ChatStore) -> ChatStore:
     """Two chats, of which the first is open."""
-    store = ChatStore(tmp_path / "chats.db")
-    for place, (title, said) in enumerate([("sky", "Rayleigh"), ("[b]sea[/b]", "salt [water]")]):
+    for title, said, place in (("sky", "Rayleigh", 0), ("[b]sea[/b]", "salt [water]", None)):
         chat = Chat(title=title)
         chat.add("user", said)
-        store.save(chat, None if place else 0)
+        store.save(chat, place)
     return store
 
 
-async def test_chats_are_listed_searched_and_opened(
-    scripted: Make, make_app: Make, store: ChatStore, settle: Make, screen_text: Make
-) -> None:
-    app = make_app(scripted(), store)
-    async with app.run_test(size=(120, 30)) as pilot:
-        await pilot.press(*"draft", "f5")
-        await settle(pilot, lambda: "▎ sky" in screen_text(app))
-        await settle(pilot, lambda: "[b]sea[/b]" in screen_text(app))
-        await pilot.press(*"WATER")
-        await settle(pilot, lambda: "… salt [water]" in screen_text(app))
-        assert "▎ sky" not in screen_text(app)
-        await pilot.press("enter")
-        await settle(pilot, lambda: app.tab.chat.title == "[b]sea[/b]")
+async def test_chats_are_listed_searched_and_opened(open_app: OpenApp, two: ChatStore) -> None:
+    async with open_app(store=two) as window:
+        app = window.app
+        await window.press(*"draft", "f5")
+        await window.shows("▎ sky", "[b]sea[/b]")
+        await window.press(*"WATER")
+        await window.shows("… salt [water]")
+        assert "▎ sky" not in window.text
+        await window.press("enter")
+        await window.settle(lambda: window.chat.title == "[b]sea[/b]")
         assert app.composer.has_focus
         assert app.sidebar.display
-        await pilot.press("f5")
+        await window.press("f5")
         assert not app.sidebar.display
-        await pilot.press("alt+1")
+        await window.press("alt+1")
         assert app.composer.text == "draft"
 
 
 async def test_the_list_follows_the_tabs_and_keys_reach_it(
-    scripted: Make, make_app: Make, store: ChatStore, settle: Make, screen_text: Make
+    open_app: OpenApp, two: ChatStore
 ) -> None:
-    app = make_app(scripted(), store)
-    async with app.run_test(size=(120, 30)) as pilot:
-        await pilot.press("f5")
-        await settle(pilot, lambda: "▎ sky" in screen_text(app))
-        await pilot.press("ctrl+t")
-        await settle(pilot, lambda: "▎ New chat" in screen_text(app))
+    async with open_app(store=two) as window:
+        app = window.app
+        await window.press("f5")
+        await window.shows("▎ sky")
+        await window.press("ctrl+t")
+        await window.shows("▎ New chat")
         app.tabs[0].unread = True
         app.draw_around()
-        await settle(pilot, lambda: "● sky" in screen_text(app))
-        await pilot.press("f5", "f5", "up", "escape")
+        await window.shows("● sky")
+        await window.press("f5", "f5", "up", "escape")
         assert app.composer.has_focus
         assert app.sidebar.display
-        await pilot.press("f5", "f5", "up", "up", "enter")
-        await settle(pilot, lambda: app.active == 0)
+        await window.press("f5", "f5", "up", "up", "enter")
+        await window.settle(lambda: app.active == 0)
 
 
-@pytest.mark.parametrize("keys", [["f5"], ["ctrl+o"]])
+async def test_without_a_store_the_open_chats_are_listed(open_app: OpenApp) -> None:
+    async with open_app(size=(60, 20)) as window:
+        await window.press("f5")
+        await window.shows("▎ New chat")
+        await window.press(*"nothing like it", "enter")
+        assert len(window.app.tabs) == 1
+
+
+@pytest.mark.parametrize("key", ["f5", "ctrl+o"])
 async def test_a_damaged_file_is_said_and_the_chat_goes_on(
-    scripted: Make,
-    make_app: Make,
-    tmp_path: Path,
-    settle: Make,
-    screen_text: Make,
-    keys: list[str],
+    open_app: OpenApp, store: ChatStore, key: str
 ) -> None:
-    path = tmp_path / "chats.db"
-    store = ChatStore(path)
     for number in range(20):
         chat = Chat(title=f"chat {number}")
         chat.add("user", "x" * 3000)
         store.save(chat, None)
     store.close()
-    store = ChatStore(path)
-    app = make_app(scripted(), store)
-    store._db.execute("PRAGMA shrink_memory")  # what was read already stays good otherwise
-    with path.open("r+b") as file:
-        file.seek(4096)
-        file.write(b"\xff" * (path.stat().st_size - 4096))
-    async with app.run_test(size=(120, 30)) as pilot:
-        await pilot.press(*keys)
-        await settle(pilot, lambda: "cannot be read" in said(app, screen_text))
-        await pilot.press("escape", "escape", *"typed")
-        assert app.composer.text == "typed"
-
-
-def said(app: Any, screen_text: Make) -> str:
-    notes = " ".join(notification.message for notification in app._notifications)
-    return " ".join(f"{screen_text(app)} {notes}".split())
+    store = ChatStore(store.path)
+    async with open_app(store=store) as window:
+        store._db.execute("PRAGMA shrink_memory")  # what was read already stays good otherwise
+        with store.path.open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xff" * (store.path.stat().st_size - 4096))
+        await window.press(key)
+        await window.settle(lambda: "cannot be read" in " ".join(window.notes))
+        await window.press("escape", "escape", *"typed")
+        assert window.app.composer.text == "typed"
