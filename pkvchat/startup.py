@@ -228,9 +228,9 @@ def check_options(options: EngineOptions) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """Raises ValueError for a device that is not there."""
+    """A GPU with its number, "cuda" being the first. Raises ValueError for one that is not there."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -242,6 +242,7 @@ def pick_device(name: str) -> torch.device:
             raise ValueError(f"device {name!r}: torch {torch.__version__} sees no CUDA device")
         if (device.index or 0) >= torch.cuda.device_count():
             raise ValueError(f"device {name!r}: there are {torch.cuda.device_count()} CUDA devices")
+        return torch.device("cuda", device.index or 0)
     return device
 
 

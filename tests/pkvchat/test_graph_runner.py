@@ -191,7 +191,7 @@ def test_graphs_that_exceed_the_budget_are_not_kept(budget):
     assert text == text[:30] * 4
     assert sum(graph.nbytes for graph in engine.runner.graphs._graphs.values()) <= budget
     if not budget:
-        assert len(notices) == len(engine.runner.graphs._without) == 4
+        assert len(notices) == len(engine.runner.graphs._without) >= 4
         assert all("with split run without a CUDA graph" in line for line in notices)
 
 

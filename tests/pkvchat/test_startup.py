@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 
@@ -57,9 +58,10 @@ def test_an_engine_keeps_within_a_memory_limit(
         context_length=1 << 20,
     )
     monkeypatch.setitem(SHAPES, "tiny", tiny)
-    limit, weights = 2 << 30, RandomWeights("tiny", "Q4_K_M")
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    limit, weights = torch.cuda.memory_reserved() + (2 << 30), RandomWeights("tiny", "Q4_K_M")
     try:
         options = EngineOptions(device="cuda", memory_limit=limit)
         cases = [Case(3000, 0, 50_000), Case(0, 20, 50_000)]
