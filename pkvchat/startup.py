@@ -228,7 +228,7 @@ def check_options(options: EngineOptions) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """A GPU with its number, "cuda" being the first. Raises ValueError for one that is not there."""
+    """A GPU with its number, "cuda" being the first. Raises ValueError where there is none."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
