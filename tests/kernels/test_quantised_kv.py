@@ -142,8 +142,8 @@ def test_prefill(paged_problem, kv_dtype, spec):
 def triton_strategies(shape):
     """With tiles and shares so small that short rows exercise all of it, and poisoned states."""
     pytest.importorskip("triton")
-    from pkvchat.kernels.attend_triton import tile_config
     from pkvchat.kernels.split_triton import SplitTriton
+    from pkvchat.kernels.tile_config import tile_config
     from pkvchat.kernels.workqueue_triton import WorkqueueTriton
 
     tile = 32 if shape.device.type == "cpu" else 64

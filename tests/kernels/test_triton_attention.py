@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from pkvchat.kernels.attend_triton import tile_config
 from pkvchat.kernels.batch import AttentionShape, LayerSpec
 from pkvchat.kernels.split_triton import SplitTriton
+from pkvchat.kernels.tile_config import tile_config
 from pkvchat.kernels.workqueue_triton import WorkqueueTriton
 
 CLASSES = (SplitTriton, WorkqueueTriton)

@@ -1,0 +1,42 @@
+"""What split and workqueue share in Triton: where they run, partial states, compiled shapes."""
+
+from __future__ import annotations
+
+import torch
+
+from .batch import AttentionShape, LayerSpec
+from .merge_triton import allocate_states
+from .paged_strategy import PagedStrategy
+from .strategy import StrategyUnavailable
+from .tile_config import KernelShape, TileConfig, power_of_two, tile_config
+
+_MAX_HEAD_DIM = 256
+
+
+class TritonStrategy(PagedStrategy):
+    """Two launches a layer, which a CUDA graph may hold. Rows of length 0 give zeros."""
+
+    capturable = True
+
+    def __init__(self, shape: AttentionShape, config: TileConfig | None = None) -> None:
+        super().__init__(shape)
+        if reason := _why_not(shape):
+            raise StrategyUnavailable(f"{self.name} {reason}")
+        self.config = config or tile_config(shape)
+        self._states = allocate_states(2 * self.config.num_programs, shape)
+
+    def _compiled(self, spec: LayerSpec) -> KernelShape:
+        return KernelShape.of(self.shape, self.config, spec.softcap > 0)
+
+
+def _why_not(shape: AttentionShape) -> str:
+    """ "" where the kernels can run."""
+    if shape.head_dim > _MAX_HEAD_DIM:
+        return f"takes head_dim up to {_MAX_HEAD_DIM}, not {shape.head_dim}"
+    if shape.page_size != power_of_two(shape.page_size):
+        return f"takes pages of a power of two of tokens, not {shape.page_size}"
+    if shape.kv_dtype == torch.float8_e4m3fn and shape.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(shape.device)
+        if (major, minor) < (8, 9):
+            return f"needs compute capability 8.9 for fp8 KV, and this device has {major}.{minor}"
+    return ""
