@@ -6,15 +6,12 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import ClassVar
 
 from textual import events, on
 from textual.app import App, ComposeResult
 from textual.containers import Vertical
 
-from pkvchat import clipboard
 from pkvchat.chats import Chat
 from pkvchat.client import EngineClient
 from pkvchat.commands.command import CommandError
@@ -29,7 +26,6 @@ from pkvchat.store import ChatStore
 from . import registry, view_commands
 from .composer import Composer
 from .context_full import ContextFull
-from .dialogs import AskLine
 from .driver import Utf8Driver
 from .host import AppHost
 from .keymap import Keymap, bindings
@@ -299,21 +295,6 @@ class ChatApp(App[int]):
 
     def _completions(self, text: str) -> list[str]:
         return registry.COMMANDS.completions(self, text)
-
-    def copy(self, text: str, what: str) -> None:
-        """To the terminal's clipboard (OSC 52) and the desktop's, where a program reaches it."""
-        self.copy_to_clipboard(text)
-        self.run_worker(partial(clipboard.copy, text), thread=True, group="clipboard")
-        self.notify(f"Copied the {what}, {len(text):,} characters.", timeout=2)
-
-    def ask(self, question: str, initial: str, then: Callable[[str], None]) -> None:
-        """One line from the person; ``then`` is not called when they think better of it."""
-
-        def answered(line: str | None) -> None:
-            if line:
-                then(line)
-
-        self.push_screen(AskLine(question, initial), answered)
 
     # --- tabs ---------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from pkvchat.clean import one_line
 from pkvchat.commands.command import Command, CommandError
 from pkvchat.open_chat import OpenChat
 
+from .dialogs import AskLine
 from .providers import ChatProvider
 
 if TYPE_CHECKING:
@@ -61,11 +62,12 @@ def rename_chat(app: ChatApp, title: str) -> None:
         set_title(app, app.tab, title)
     else:
         tab = app.tab
-        app.ask("Title", tab.chat.title, partial(set_title, app, tab))
+        app.push_screen(AskLine("Title", tab.chat.title), partial(set_title, app, tab))
 
 
-def set_title(app: ChatApp, tab: OpenChat, title: str) -> None:
-    tab.chat.title = one_line(title)
+def set_title(app: ChatApp, tab: OpenChat, title: str | None) -> None:
+    """None, or nothing in it: a person thought better of it."""
+    tab.chat.title = one_line(title or "") or tab.chat.title
     app.saver.soon(tab)
     app.draw_around()
 

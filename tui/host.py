@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from pkvchat import clipboard
 from pkvchat.chats import Chat, Message
 from pkvchat.commands.command import CommandError
 from pkvchat.messages import Command, Ready
@@ -106,7 +108,10 @@ class AppHost:
         return len(self._app.tab.chat.messages) if cursor is None else cursor + 1
 
     def copy(self, text: str, what: str) -> None:
-        self._app.copy(text, what)
+        """To the terminal's clipboard (OSC 52) and the desktop's, where a program reaches it."""
+        self._app.copy_to_clipboard(text)
+        self._app.run_worker(partial(clipboard.copy, text), thread=True, group="clipboard")
+        self._app.notify(f"Copied the {what}, {len(text):,} characters.", timeout=2)
 
     def help(self) -> None:
         browse = self._app.keymap.shown("browse")

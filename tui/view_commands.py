@@ -73,7 +73,7 @@ def interrupt(app: ChatApp, _: str) -> None:
     it back), else quit when pressed twice."""
     selected = app.screen.get_selected_text() or app.composer.selected_text
     if selected:
-        app.copy(selected, "selection")
+        app.host.copy(selected, "selection")
     elif app.tab.busy:
         app.command("stop")
     elif app.composer.text:

@@ -89,7 +89,7 @@ async def test_ctrl_c_stops_then_clears_then_quits(open_app: OpenApp) -> None:
     async with open_app() as window:
         app, chat = window.app, await window.ask("go")
         await window.press(*"draft", "ctrl+c")
-        assert window.engine.sent[-1] == Stop(chat)
+        assert Stop(chat) in window.engine.sent
         assert app.composer.text == "draft"
         window.say(Finished(chat, "cancelled", 5, 0, 0.1, 0.0))
         await window.settle(lambda: not app.tab.busy)
