@@ -18,6 +18,13 @@ class Utf8Driver(LinuxDriver):
             self._disable_mouse_support()
         self._mouse = on
 
+    def _sigcont_application(self, *_: object) -> None:
+        """Start again after a stop, and after nothing else. A terminal that goes away brings a
+        SIGCONT along: Textual would read from it twice over, and the program never end."""
+        reads = self._key_thread is not None and self._key_thread.is_alive()
+        if self._app.is_running and not reads:
+            super()._sigcont_application()
+
     def run_input_thread(self) -> None:
         while True:
             try:

@@ -118,6 +118,7 @@ def test_a_terminated_program_resets_the_terminal_and_keeps_the_draft(terminal: 
     terminal.shows("byte 0xff")
     terminal.keys("typed just now")
     terminal.shows("typed just now")
+    program.send_signal(signal.SIGCONT)  # after no stop; it comes with a terminal's hang-up
     program.terminate()
     terminal.shows("left with 143")
     assert "-icanon" not in terminal.screen()
