@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .clean import one_line
 from .commands import COMMANDS
 from .commands.command import CommandError
 from .commands.host import Host
@@ -41,7 +42,7 @@ def _take_lines(conversation: Conversation) -> int:
             else:
                 conversation.answer(line[1:] if line.startswith("//") else line)
         except (ChatError, CommandError) as error:
-            say(f"pkvchat: {error}")
+            say(f"pkvchat: {one_line(str(error))}")
             code = 1
         if conversation.left:
             break

@@ -13,6 +13,7 @@ from textual.app import App, ComposeResult
 from textual.containers import Vertical
 
 from pkvchat.chats import Chat
+from pkvchat.clean import one_line
 from pkvchat.client import EngineClient
 from pkvchat.commands.command import CommandError
 from pkvchat.errors import ChatError, UsageError
@@ -267,7 +268,7 @@ class ChatApp(App[int]):
         try:
             registry.COMMANDS.by_name[name].run(self, argument)
         except (CommandError, ChatError) as error:
-            self.notify(str(error), severity="warning", markup=False)
+            self.notify(one_line(str(error)), severity="warning", markup=False)
 
     @on(Composer.Sent)
     def _send(self, message: Composer.Sent) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pkvchat.errors import ChatError
 from pkvchat.messages import Fork
 from pkvchat.transfer import export_chat, import_chat
 
-from .command import Command, CommandError, paths
+from .command import Command, CommandError, as_path, paths
 from .host import Host
 
 
@@ -41,7 +39,7 @@ def save(host: Host, _: str) -> None:
 def export(host: Host, name: str) -> None:
     if not name:
         raise CommandError("/export needs a file name ending in .md or .json")
-    path = Path(name).expanduser()
+    path = as_path(name)
     try:
         export_chat(host.current.chat, path)
     except ChatError as error:
@@ -53,7 +51,7 @@ def load(host: Host, name: str) -> None:
     if not name:
         raise CommandError("/load needs the name of a JSON file of messages")
     try:
-        chat = import_chat(Path(name).expanduser())
+        chat = import_chat(as_path(name))
     except ChatError as error:
         raise CommandError(str(error)) from error
     host.open(chat)

@@ -47,13 +47,26 @@ def one_of(names: Iterable[str]) -> Complete:
     return lambda _, start: [name for name in known if name.startswith(start)]
 
 
+def as_path(name: str) -> Path:
+    """Raises CommandError for what can name no file: a NUL in it, a home of nobody, too long."""
+    try:
+        path = Path(name).expanduser()
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # whoever opens it says so
+    except (OSError, RuntimeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CommandError(f"{name[:60]!r} can name no file here: {why}") from error
+    return path
+
+
 def paths(_host: object, start: str) -> list[str]:
     """Files and folders (those with a / at the end) whose path begins with ``start``."""
     folder, slash, name = start.rpartition("/")
-    base = Path(folder or slash or ".").expanduser()
     try:
+        base = as_path(folder or slash or ".")
         found = sorted(path for path in base.iterdir() if path.name.startswith(name))
-    except OSError:
+    except (CommandError, OSError):
         return []
     return [
         f"{folder}{slash}{path.name}{'/' if path.is_dir() else ''}"

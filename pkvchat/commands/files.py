@@ -7,19 +7,22 @@ from pathlib import Path
 
 from pkvchat.clean import typed
 
-from .command import Command, CommandError, paths
+from .command import Command, CommandError, as_path, paths
 from .host import Host
 
 _READ_LIMIT = 4_000_000  # bytes, over all files; more never fits a context
 
 
 def read(host: Host, name: str) -> None:
-    _put_in_prompt(host, [Path(name).expanduser()] if name else [])
+    _put_in_prompt(host, [as_path(name)] if name else [])
 
 
 def glob(host: Host, pattern: str) -> None:
-    found = Path().glob(pattern) if pattern and not Path(pattern).is_absolute() else ()
-    _put_in_prompt(host, sorted(path for path in found if path.is_file()))
+    try:
+        found = sorted(path for path in Path().glob(pattern) if path.is_file())
+    except (OSError, ValueError, NotImplementedError, IndexError):  # "", "/x", "**x", "."
+        found = []
+    _put_in_prompt(host, found)
 
 
 def _put_in_prompt(host: Host, files: Sequence[Path]) -> None:

@@ -1,0 +1,76 @@
+"""Names of files, as people type them and as nobody would."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pkvchat.chats import Chat
+from pkvchat.commands import chat, files
+from pkvchat.commands.command import CommandError, paths
+from pkvchat.open_chat import OpenChat
+
+
+class Prompt:
+    """As much of a Host as these commands need."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.current = OpenChat(Chat())
+
+    def put_in_prompt(self, text: str) -> None:
+        self.text += text
+
+    def say(self, text: str) -> None: ...
+    def open(self, chat: Chat) -> None: ...
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_files_are_quoted_by_name(here: Path) -> None:
+    (here / "b.txt").write_text("bee\x1b[2J", encoding="utf-8")
+    (here / "a.txt").write_bytes(b"caf\xe9")
+    prompt: Any = Prompt()
+    files.glob(prompt, "*.txt")
+    assert (
+        prompt.text
+        == "a.txt:\n```\ncaf\N{REPLACEMENT CHARACTER}\n```\n\nb.txt:\n```\nbee[2J\n```\n"
+    )
+
+
+def test_too_much_is_not_read(here: Path) -> None:
+    for name in "ab":
+        (here / name).write_bytes(b"x" * 2_500_000)
+    prompt: Any = Prompt()
+    with pytest.raises(CommandError, match="up to b that is more than 4,000,000 bytes"):
+        files.glob(prompt, "?")
+    assert prompt.text == ""
+
+
+NAMES = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(
+        ["~nobody-of-that-name/x", "x" * 5000, "a\0b", "**x", ".", "..", "/", "/dev/zero", "~", "["]
+    ),
+)
+
+
+@given(NAMES)
+def test_a_name_that_is_none_is_refused(name: str) -> None:
+    prompt: Any = Prompt()
+    paths(prompt, name)
+    for command in (files.read, files.glob, chat.load):
+        with suppress(CommandError):
+            command(prompt, name)
+    if "." not in name:  # no ending, so nothing is written
+        with pytest.raises(CommandError):
+            chat.export(prompt, name)
