@@ -11,6 +11,7 @@ from typing import ClassVar
 from textual import events, on
 from textual.app import App, ComposeResult
 from textual.containers import Vertical
+from textual.geometry import Size
 
 from pkvchat.chats import Chat
 from pkvchat.clean import one_line
@@ -140,14 +141,17 @@ class ChatApp(App[int]):
         self.panel.update()
 
     def on_resize(self, event: events.Resize) -> None:
-        self.lay_out()
+        self.lay_out(event.size)
 
-    def lay_out(self) -> None:
-        """The panel beside the text, in a few lines, in one, or away, as the window allows."""
-        width, height = self.size
+    def lay_out(self, window: Size | None = None) -> None:
+        """The panel beside the text, in a few lines, in one, or away, as the window allows.
+
+        window: its size, where that is newer than what Textual knows.
+        """
+        width, height = window or self.size
         if self.sidebar.display:
             width -= self.sidebar.WIDTH
-        self.screen.set_class(height < _LOW, "-low")
+        self.screen_stack[0].set_class(height < _LOW, "-low")
         self.panel.set_class(width < _WIDE or height < _TALL, "-line")
         self.panel.set_class(height >= _TALL, "-few")
         self.panel.set_class(height < _LOW or not self.panel_wanted, "-hidden")
@@ -225,6 +229,7 @@ class ChatApp(App[int]):
         ready = self.session.state.ready
         looks_here = tab is self.tab and len(self.screen_stack) == 1
         if ready and looks_here and (refused or not self.composer.text):
+            self._draw()
             self.push_screen(ContextFull(tab, ready), self._full_context_chosen)
 
     def _full_context_chosen(self, chosen: tuple[str, str] | None) -> None:

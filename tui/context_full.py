@@ -49,8 +49,7 @@ class _Choice:
         self.command, self.possible = command, possible
 
     def option(self) -> Option:
-        text = Content.assemble(self.what, "\n  ", (self.means, "$text-muted"))
-        return Option(text, disabled=not self.possible)
+        return Option(Content(f"{self.what}\n  {self.means}"), disabled=not self.possible)
 
 
 def _choices(chat: OpenChat, ready: Ready) -> list[_Choice]:
@@ -69,7 +68,7 @@ def _drop(turns: int) -> _Choice:
     what = f"Drop the oldest {turns} turns" if turns != 1 else "Drop the oldest turn"
     if not turns:
         return _Choice("Drop the oldest turns", "there is only one", possible=False)
-    means = "they stay here, and a line says that the model no longer reads them"
+    means = "they stay here, and the model reads them no more"
     return _Choice(what, means, ("drop", str(turns)))
 
 
@@ -77,7 +76,7 @@ def _raise(ready: Ready) -> _Choice:
     """Twice the context, or what the model and the memory allow of that."""
     context = min(2 * ready.context, ready.model_context, ready.memory_context)
     if context > ready.context:
-        means = "the engine starts again and reads the chats once more"
+        means = "the engine starts again, then reads chats anew"
         return _Choice(f"Raise the limit to {context:,} tokens", means, ("context", str(context)))
     limits = {
         "the model takes no more than": ready.model_context,

@@ -95,37 +95,61 @@ class Panel(LineWidget):
     # --- tall ---------------------------------------------------------------------------------
 
     def _tall(self, width: int) -> list[Strip]:
-        last = self._meter.last
-        decode = self._decode(last, width) if last else [self._text("no decode step yet")]
-        lines = [*self._about_engine(width), *decode, *self._about_chats(width)]
+        """Sparklines give way where there is no room for all, and then gaps, from the end on."""
+        room = self.size.height - 1
+        lines = self._all(width, sparklines=True)
+        if sum(line.cell_length > 0 for line in lines) > room:
+            lines = self._all(width, sparklines=False)
         gaps = [y for y, line in enumerate(lines) if not line.cell_length]
-        excess = max(len(lines) - (self.size.height - 1), 0)
-        for y in gaps[::-1][:excess]:  # gaps give way before what is said last
+        for y in gaps[::-1][: max(len(lines) - room, 0)]:
             del lines[y]
         return lines
 
-    def _decode(self, last: StepRecord, width: int) -> list[Strip]:
-        meter, palette = self._meter, self.palette
-        itl, ttft = meter.itl_ms(), meter.ttft_s()
-        times = [record.step_ms for record in meter.recent]
+    def _all(self, width: int, *, sparklines: bool) -> list[Strip]:
+        last = self._meter.last
+        decode = [self._text("no decode step yet")]
+        if last:
+            decode = [
+                *self._about_step(last, width),
+                *self._candidates(last, width),
+                *self._speed(width if sparklines else 0),
+                *self._pages(last, width),
+            ]
+        return [*self._about_engine(width), *decode, *self._about_chats(width)]
+
+    def _about_step(self, last: StepRecord, width: int) -> list[Strip]:
         return [
             *self._section("strategy"),
             Strip(self._strategy(last)),
-            *(self._text(t, palette.muted) for t in _wrapped(last.reason, width, 3)),
+            *(self._text(t, self.palette.muted) for t in _wrapped(last.reason, width, 3)),
             Strip(self._step_cells(width)),
             self._shares(),
-            *self._candidates(last, width),
-            *self._section("tokens/s"),
-            self._figures((f"{meter.now():.1f}", "now"), (f"{meter.average:.1f}", "average")),
-            self._text(sparkline(list(meter.rates), width), palette.good),
-            *self._section("ms to the next token"),
-            self._figures((f"{itl[0]:.1f}", "p50"), (f"{itl[1]:.1f}", "p95")),
-            self._text(sparkline(times, width), palette.good),
-            *self._section("seconds to the first token"),
-            self._figures((f"{ttft[0]:.2f}", "p50"), (f"{ttft[1]:.2f}", "p95")),
-            self._text(sparkline(list(meter.ttfts), width), palette.good),
-            *self._pages(last, width),
         ]
+
+    def _speed(self, width: int) -> list[Strip]:
+        """Each figure over a sparkline of at most ``width`` cells."""
+        meter = self._meter
+        (itl, itl_95), (ttft, ttft_95) = meter.itl_ms(), meter.ttft_s()
+        times = [record.step_ms for record in meter.recent]
+        figures = (
+            ("tokens/s", f"{meter.now():.1f}", f"avg {meter.average:.1f}", meter.rates),
+            ("next token", f"{itl:.1f} ms", f"p95 {itl_95:.1f}", times),
+            ("first token", f"{ttft:.2f} s", f"p95 {ttft_95:.2f}", meter.ttfts),
+        )
+        lines = [Strip([])]
+        for name, now, beside, values in figures:
+            lines.append(
+                Strip(
+                    [
+                        Segment(f"{name:<12}", self.palette.faint),
+                        Segment(f"{now:>7}", self.palette.base + Style(bold=True)),
+                        Segment(f"  {beside}", self.palette.muted),
+                    ]
+                )
+            )
+            if width and values:
+                lines.append(self._text(sparkline(list(values), width), self.palette.good))
+        return lines
 
     def _about_engine(self, width: int) -> list[Strip]:
         ready = self._engine.ready
@@ -134,7 +158,7 @@ class Panel(LineWidget):
         facts = f"{ready.device} · {ready.dtype} · context {ready.context:,}"
         return [
             self._text(one_line(ready.model)[:width], Style(bold=True)),
-            *(self._text(line, self.palette.muted) for line in _wrapped(facts, width, 3)),
+            *(self._text(line, self.palette.muted) for line in _wrapped(facts, width, 2)),
             self._ends(f"policy {self._engine.policy}", "F8 changes it", width),
         ]
 
@@ -231,14 +255,6 @@ class Panel(LineWidget):
 
     def _text(self, text: str, style: Style | None = None) -> Strip:
         return Strip([Segment(text, style or self.palette.base)])
-
-    def _figures(self, *figures: tuple[str, str]) -> Strip:
-        """Numbers, each with what it is."""
-        bold = self.palette.base + Style(bold=True)
-        pairs = (
-            (Segment(f"{n:>6} ", bold), Segment(f"{w:<8}", self.palette.muted)) for n, w in figures
-        )
-        return Strip([segment for pair in pairs for segment in pair])
 
     def _ends(self, left: str, right: str, width: int) -> Strip:
         """A text at each end of the line, the right one where there is room."""

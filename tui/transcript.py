@@ -216,7 +216,8 @@ class Transcript(ScrollView, can_focus=True):
     def _finished(self, y: int, line: Strip) -> Strip:
         """A line with its margin, the cursor and the selection, as wide as the view."""
         margin = Segment(" " * _MARGIN)
-        if self.cursor is not None and self._message_at(y) == self.cursor:
+        marked = y < len(self._lines) and self._message_at(y) == self.cursor
+        if self.cursor is not None and marked:
             margin = Segment("▐".ljust(_MARGIN), self._renderer.palette.assistant)
         strip = Strip([margin, *line])
         if (selection := self.text_selection) and (span := selection.get_span(y)):

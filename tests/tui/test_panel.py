@@ -12,7 +12,7 @@ from pkvchat.messages import Delta, Finished, Prefilled, Ready, Started, Steps
 Make = Callable[..., Any]
 
 
-async def at_work(engine: Any, app: Any, pilot: Any, record: Make, send: Make) -> None:
+async def at_work(engine: Any, pilot: Any, record: Make, send: Make) -> None:
     """Two chats that decode and one whose prompt is read; ten steps of two strategies."""
     for prompt in ("one", "two", "three"):
         await send(pilot, prompt)
@@ -57,7 +57,7 @@ async def test_wide_it_says_everything(
     app = make_app(engine)
     async with app.run_test(size=(120, 50)) as pilot:
         engine.say(ready)
-        await at_work(engine, app, pilot, record, send)
+        await at_work(engine, pilot, record, send)
         await settle(pilot, lambda: "reads 1,000/4,000" in screen_text(app))
         text = " ".join(screen_text(app).split())
         for fact in (
@@ -69,7 +69,7 @@ async def test_wide_it_says_everything(
             "D sdpa 130 µs 20.0 ms",
             "S split 41 µs 10.0 ms",
             "W workqueue 47 µs -",
-            "10.0 p50 20.0 p95",
+            "next token 10.0 ms p95 20.0",
             "65 used, 3 shared, 447 free",
             "batch of 2",
             "120 of 8,192",
@@ -77,7 +77,7 @@ async def test_wide_it_says_everything(
         ):
             assert fact in text, fact
         engine.say(Finished(engine.submits()[0].chat_id, "stop", 100, 20, 0.25, 9.0))
-        await settle(pilot, lambda: "0.25 p50" in screen_text(app))
+        await settle(pilot, lambda: "0.25 s  p95 0.25" in screen_text(app))
 
 
 @pytest.mark.parametrize("width", [30, 45, 60, 99])
