@@ -19,7 +19,8 @@ class FlashInferPrefill:
     """BatchPrefillWithPagedKVCacheWrapper over HND pages; planned on the host once per step.
 
     FlashInfer compiles its kernels when first used and caches them, so the construction for a new
-    shape can take a minute.
+    shape can take a minute. Its FlashAttention-2 kernels are those that decoding with tensor cores
+    has compiled anyway; those of FlashAttention-3 took several minutes more.
     """
 
     def __init__(self, shape: AttentionShape, specs: Iterable[LayerSpec]) -> None:
@@ -31,7 +32,9 @@ class FlashInferPrefill:
         self.shape = shape
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
         wrapper = library.BatchPrefillWithPagedKVCacheWrapper
-        self._wrappers: dict[LayerSpec, Any] = {spec: wrapper(workspace, "HND") for spec in kinds}
+        self._wrappers: dict[LayerSpec, Any] = {
+            spec: wrapper(workspace, "HND", backend="fa2") for spec in kinds
+        }
         self._build()
 
     def _build(self) -> None:

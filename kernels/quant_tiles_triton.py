@@ -109,7 +109,9 @@ def group_scales(
     elif TYPE == "Q6_K":
         pair = tl.load(scales_ptr + row * (WIDTH // 32) + unit, mask=mask, other=0).to(tl.int32)
         scale = (pair << 24) >> 24 if HALF == 0 else pair >> 8
-        d = tl.load(supers_ptr + row * (WIDTH // 256) + unit // 8, mask=mask, other=0.0)
+        # The hint is not true, and only has the compiler divide this load as it divides the words.
+        at = tl.max_contiguous(supers_ptr + row * (WIDTH // 256) + unit // 8, (2, 1))
+        d = tl.load(at, mask=mask, other=0.0)
         scale = scale.to(tl.float32) * d.to(tl.float32)
         bias = scale * -32.0
     elif TYPE == "Q4_1":
@@ -219,33 +221,33 @@ def _pair(
     NATIVE: tl.constexpr,
 ):
     """The weights at PLACE in both halves of each word, [..., 2] in DTYPE."""
-    if not PAIRED:
-        first = _weight(low, high, scale, bias, PLACE, FIELD, HIGH, LOWER)
-        second = _weight(low, high, scale, bias, PLACE + 16 // FIELD, FIELD, HIGH, LOWER)
-        return tl.join(first.to(DTYPE), second.to(DTYPE))
-    q = (low >> (FIELD * PLACE)) & (((1 << FIELD) - 1) * 0x10001)
-    if HIGH > 0:
-        FROM: tl.constexpr = high_from(PLACE, HIGH)
-        high = high << (FIELD - FROM) if FROM < FIELD else high >> (FROM - FIELD)
-        q |= high & ((((1 << HIGH) - 1) << FIELD) * 0x10001)
-    # A field in the low bits of a bfloat16 is that number times 2**-133, subnormal or nearly so.
-    if NATIVE:
-        both = tl.inline_asm_elementwise(
-            "fma.rn.bf16x2 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [q, scale, bias],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
-        first, second = both, both >> 16
+    if PAIRED:
+        q = (low >> (FIELD * PLACE)) & (((1 << FIELD) - 1) * 0x10001)
+        if HIGH > 0:
+            FROM: tl.constexpr = high_from(PLACE, HIGH)
+            high = high << (FIELD - FROM) if FROM < FIELD else high >> (FROM - FIELD)
+            q |= high & ((((1 << HIGH) - 1) << FIELD) * 0x10001)
+        # A field in the low bits of a bfloat16 is that number times 2**-133, whole or subnormal.
+        if NATIVE:
+            both = tl.inline_asm_elementwise(
+                "fma.rn.bf16x2 $0, $1, $2, $3;",
+                "=r,r,r,r",
+                [q, scale, bias],
+                dtype=tl.int32,
+                is_pure=True,
+                pack=1,
+            )
+            first, second = both, both >> 16
+        else:
+            first = _bits(_wide(q) * _wide(scale) + _wide(bias))
+            second = _bits(_wide(q >> 16) * _wide(scale) + _wide(bias))
+        first = first.to(tl.int16).to(tl.bfloat16, bitcast=True)
+        second = second.to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
-        first = _bits(_wide(q) * _wide(scale) + _wide(bias))
-        second = _bits(_wide(q >> 16) * _wide(scale) + _wide(bias))
-    return tl.join(
-        first.to(tl.int16).to(tl.bfloat16, bitcast=True),
-        second.to(tl.int16).to(tl.bfloat16, bitcast=True),
-    )
+        first = _weight(low, high, scale, bias, PLACE, FIELD, HIGH, LOWER).to(DTYPE)
+        second = _weight(low, high, scale, bias, PLACE + 16 // FIELD, FIELD, HIGH, LOWER)
+        second = second.to(DTYPE)
+    return tl.join(first, second)
 
 
 @triton.jit
