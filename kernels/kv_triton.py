@@ -17,33 +17,44 @@ from .launch_triton import has_dependent_launch
 MIN_MAGNITUDE = tl.constexpr(_MIN_MAGNITUDE)
 
 
+def layer_constants(kv_layer: torch.Tensor) -> dict[str, int | float]:
+    """The compile-time arguments that store_rows needs of its kernel."""
+    return {
+        "HEAD_DIM": kv_layer.shape[4],
+        "PAGE_SIZE": tokens_per_page(kv_layer),
+        "PAGE_ROWS": kv_layer.shape[3],
+        "QUANT_MAX": QUANT_MAX.get(kv_layer.dtype, 0.0),
+    }
+
+
 @triton.jit
-def store_row(
+def store_rows(
     kv_ptr,
-    row,
+    rows,
     x,
+    mask,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
     QUANT_MAX: tl.constexpr,
 ):
-    """Store one token's K or V of one head. x: [power of 2 >= HEAD_DIM], zeros past HEAD_DIM.
+    """Store K or V of one head of one token in each row of x, as kv.write_kv does.
 
-    row: see kv.kv_rows. QUANT_MAX: the largest value of a quantised layer's dtype.
+    x: [R, D], zeros past HEAD_DIM. rows, mask: [R, 1], where to (see kv.kv_rows), and whether.
     """
-    dim = tl.arange(0, x.shape[0])
+    dim = tl.arange(0, x.shape[1])[None, :]
     if PAGE_ROWS > PAGE_SIZE:
-        # As kv.quantise does, but for the rounding of ties.
         x = x.to(tl.float32)
-        scale = tl.maximum(tl.max(tl.abs(x), axis=0), MIN_MAGNITUDE) / QUANT_MAX
+        largest = tl.max(tl.abs(x), axis=1, keep_dims=True)
+        scale = tl.maximum(largest, MIN_MAGNITUDE) / QUANT_MAX
         x = x / scale
         if kv_ptr.dtype.element_ty == tl.int8:
             x = tl.floor(x + 0.5)
         scales_ptr = kv_ptr.to(tl.pointer_type(tl.float32))
-        first = (row // PAGE_ROWS * PAGE_ROWS + PAGE_SIZE) * (HEAD_DIM // 4)
-        tl.store(scales_ptr + first + row % PAGE_ROWS, scale)
+        first = (rows // PAGE_ROWS * PAGE_ROWS + PAGE_SIZE) * (HEAD_DIM // 4)
+        tl.store(scales_ptr + first + rows % PAGE_ROWS, scale, mask=mask)
     x = x.to(kv_ptr.dtype.element_ty)
-    tl.store(kv_ptr + row * HEAD_DIM + dim, x, mask=dim < HEAD_DIM)
+    tl.store(kv_ptr + rows * HEAD_DIM + dim, x, mask=mask & (dim < HEAD_DIM))
 
 
 @triton.jit
@@ -55,12 +66,12 @@ def _kernel(
     k_stride,
     v_stride,
     HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
     QUANT_MAX: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One program: K and V of one head of one token."""
     if PDL:
@@ -68,14 +79,15 @@ def _kernel(
         gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    dim = tl.arange(0, DIM_BLOCK)
+    one = tl.arange(0, 1)[:, None]
+    dim = tl.arange(0, DIM_BLOCK)[None, :]
     mask = dim < HEAD_DIM
-    k_row = tl.load(rows_ptr + token * (2 * HEADS) + head)
-    v_row = tl.load(rows_ptr + token * (2 * HEADS) + HEADS + head)
+    k_row = tl.load(rows_ptr + token * (2 * HEADS) + head + one)
+    v_row = tl.load(rows_ptr + token * (2 * HEADS) + HEADS + head + one)
     k = tl.load(k_ptr + token * k_stride + head * HEAD_DIM + dim, mask=mask, other=0.0)
     v = tl.load(v_ptr + token * v_stride + head * HEAD_DIM + dim, mask=mask, other=0.0)
-    store_row(kv_ptr, k_row, k, HEAD_DIM, PAGE_SIZE, PAGE_ROWS, QUANT_MAX)
-    store_row(kv_ptr, v_row, v, HEAD_DIM, PAGE_SIZE, PAGE_ROWS, QUANT_MAX)
+    store_rows(kv_ptr, k_row, k, one == 0, HEAD_DIM, PAGE_SIZE, PAGE_ROWS, QUANT_MAX)
+    store_rows(kv_ptr, v_row, v, one == 0, HEAD_DIM, PAGE_SIZE, PAGE_ROWS, QUANT_MAX)
 
 
 def write_kv_triton(
@@ -95,12 +107,9 @@ def write_kv_triton(
         k.stride(0),
         v.stride(0),
         HEADS=heads,
-        HEAD_DIM=head_dim,
         DIM_BLOCK=triton.next_power_of_2(head_dim),
-        PAGE_SIZE=tokens_per_page(kv_layer),
-        PAGE_ROWS=kv_layer.shape[3],
-        QUANT_MAX=QUANT_MAX.get(kv_layer.dtype, 0.0),
         PDL=pdl,
+        **layer_constants(kv_layer),
         num_warps=1,
         launch_pdl=pdl,
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from .batch import QUANT_MAX
 from .kv import write_kv
 from .norm import rms_norm
 from .rope import apply_rope
@@ -46,10 +45,10 @@ def store_qkv(
 ) -> torch.Tensor:
     """Split as ``split_qkv`` does, store K and V as ``kv.write_kv`` does, return Q.
 
-    One kernel on CUDA, unless the cache is quantised.
+    One kernel on CUDA.
     """
     num_kv_heads = kv_layer.shape[2]
-    if qkv.device.type == "cuda" and kv_layer.dtype not in QUANT_MAX:
+    if qkv.device.type == "cuda":
         from .qkv_triton import store_qkv_triton
 
         return store_qkv_triton(qkv, rotation, norm, kv_layer, rows)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .kv_triton import layer_constants, store_rows
 from .launch_triton import has_dependent_launch
 
 if TYPE_CHECKING:
@@ -33,12 +34,15 @@ def _kernel(
     eps,
     QO_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    QUANT_MAX: tl.constexpr,
 ):
     """One program: some heads of one token. HALF: rotary_dim / 2, 0 without rotation."""
     if PDL:
@@ -69,10 +73,10 @@ def _kernel(
         x = x * cos + tl.where(dim < HALF, -y, y) * sin
     at = q_ptr + (token * QO_HEADS + head) * HEAD_DIM + dim
     tl.store(at, x.to(q_ptr.dtype.element_ty), mask=mask & (head < QO_HEADS))
-    is_kv = mask & (head >= QO_HEADS)
+    is_kv = (head >= QO_HEADS) & (head < QO_HEADS + 2 * KV_HEADS)
     slot = token * (2 * KV_HEADS) + head - QO_HEADS
-    slot = tl.load(rows_ptr + slot, mask=(head >= QO_HEADS) & (head < QO_HEADS + 2 * KV_HEADS))
-    tl.store(kv_ptr + slot * HEAD_DIM + dim, x.to(kv_ptr.dtype.element_ty), mask=is_kv)
+    row = tl.load(rows_ptr + slot, mask=is_kv, other=0)
+    store_rows(kv_ptr, row, x, is_kv, HEAD_DIM, PAGE_SIZE, PAGE_ROWS, QUANT_MAX)
 
 
 def store_qkv_triton(
@@ -104,12 +108,12 @@ def store_qkv_triton(
         0.0 if norm is None else norm.eps,
         QO_HEADS=q.shape[1],
         KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
         HALF=0 if rotation is None else cos.shape[1],
         HAS_NORM=norm is not None,
         HEAD_BLOCK=_HEADS,
         DIM_BLOCK=triton.next_power_of_2(head_dim),
         PDL=pdl,
+        **layer_constants(kv_layer),
         launch_pdl=pdl,
     )
     return q

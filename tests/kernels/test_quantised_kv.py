@@ -203,6 +203,7 @@ def test_triton_takes_values_far_from_one(paged_problem, triton_device, kv_dtype
 def test_triton_writes_as_torch_does(triton_device, kv_dtype, dim, page):
     pytest.importorskip("triton")
     from pkvchat.kernels.kv_triton import write_kv_triton
+    from pkvchat.kernels.qkv_triton import store_qkv_triton
 
     shape = shape_of(kv_dtype, dim=dim, page=page)
     ours, torchs = (allocate_kv(1, 4, shape)[0] for _ in range(2))
@@ -220,3 +221,6 @@ def test_triton_writes_as_torch_does(triton_device, kv_dtype, dim, page):
     # A tie, or a quotient a bit apart, may round to the neighbour.
     assert ((found - expected).abs() <= 2.1 * STEP[kv_dtype] * expected.abs().amax()).all()
     assert (found != expected).sum() <= 0.01 * found.numel()
+    fused = torch.zeros_like(ours, dtype=torch.int8).view(kv_dtype)
+    assert torch.equal(store_qkv_triton(moved, None, None, fused, rows), moved[:, :4])
+    assert torch.equal(fused.view(torch.int8), ours.view(torch.int8))
