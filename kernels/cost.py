@@ -157,20 +157,53 @@ def _cuda_work(
 ) -> Work:
     heads, rows, total = shape.num_kv_heads, len(tiles), sum(tiles) * shape.num_kv_heads
     if strategy == "sdpa":
-        page_bytes = 2 * heads * shape.page_rows * shape.head_dim * shape.kv_dtype.itemsize
+        page_bytes = 2 * heads * shape.page_size * shape.head_dim * shape.kv_dtype.itemsize
         hidden = _HIDDEN_BYTES // page_bytes
         path = -(-heads // workers) * sum(max(row, hidden) for row in tiles)
         return Work(rows, total, path, rows, 0, rows)
     slots = _RESIDENT * workers
-    shortest = _FLASHINFER_MIN_TOKENS if strategy == "flashinfer" else _MIN_TOKENS
-    shortest = max(1, shortest // shape.page_size)
     if strategy == "split":
-        splits = [max(1, min(num_splits, row // shortest)) for row in tiles]
-        share = max(-(-row // each) for row, each in zip(tiles, splits, strict=True))
-        programs = heads * sum(splits)
-        pieces = heads * sum(each for each in splits if each > 1)
-        return Work(2, total, max(share, -(-total // slots)), -(-programs // slots), pieces, 1)
+        shortest = max(1, _MIN_TOKENS // shape.page_size)
+        programs, pieces, share = _cut(tiles, num_splits, shortest)
+        waves = -(-programs * heads // slots)
+        path = max(share, -(-total * waves // (programs * heads)))
+        return Work(2, total, path, waves, pieces * heads, 1)
+    if strategy == "workqueue":
+        return _workqueue_work(tiles, heads, slots, shape.page_size)
     # Equal shares, whatever the rows; a piece more where a row begins inside one.
-    share = max(shortest, -(-total // slots))
-    pieces = heads * sum(-(-row // share) for row in tiles)
+    share = max(_FLASHINFER_MIN_TOKENS // shape.page_size, 1, -(-total // slots))
+    pieces = heads * sum([-(-row // share) for row in tiles])
     return Work(2, total, share, -(-rows * heads // slots), pieces, 1)
+
+
+def _cut(tiles: Sequence[int], num_splits: int, shortest: int) -> tuple[int, int, int]:
+    """(programs, partial states, longest share in tiles) of one KV head in split's grid."""
+    programs = pieces = longest = 0
+    for row in tiles:
+        splits = row // shortest
+        if splits > num_splits:
+            splits = num_splits
+        if splits > 1:
+            pieces += splits
+        else:
+            splits = 1
+        programs += splits
+        share = -(-row // splits)
+        if share > longest:
+            longest = share
+    return programs, pieces, longest
+
+
+def _workqueue_work(tiles: Sequence[int], heads: int, slots: int, page_size: int) -> Work:
+    """As planner_triton cuts shares: padded to whole pieces where that costs next to nothing."""
+    total, overhead = sum(tiles) * heads, max(1, _MIN_TOKENS // page_size)
+    least = max(overhead, -(-total // slots))
+    for share in range(least, least + overhead):
+        pieces = sum([-(-row // share) for row in tiles])
+        if pieces * heads <= slots:
+            whole = sum([row <= share for row in tiles])
+            return Work(2, total, share, 1, (pieces - whole) * heads, 1)
+    segments = len(tiles) * heads
+    share = max(overhead, -(-(total + overhead * segments) // slots))
+    pieces = sum([-(-(row + overhead) // share) for row in tiles]) * heads
+    return Work(2, total, share, 1 + -(-segments // slots), pieces, 1)
