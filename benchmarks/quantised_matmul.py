@@ -1,9 +1,10 @@
-"""Quantised products on a GPU: checked, then timed against the bytes they read and cuBLAS's bf16.
+"""Products of few rows on a GPU: checked, then timed against the bytes they read and cuBLAS's bf16.
 
     python benchmarks/quantised_matmul.py [--sweep] [--json FILE]
 
 Times are device times per product, in a CUDA graph over so many matrices that each one is cold in
-L2; medians. --sweep also times every tile configuration.
+L2; medians. --sweep also times every tile configuration. Last comes a whole layer for one row, all
+but its attention.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ import torch
 import torch.nn.functional as F
 from triton.runtime.errors import OutOfResources
 
+from pkvchat.kernels.gemv_triton import MAX_ROWS
+from pkvchat.kernels.gemv_triton import gemv as dense_gemv
+from pkvchat.kernels.linear import Linear, LinearTypes
+from pkvchat.kernels.norm import add_rms_norm
 from pkvchat.kernels.quant_formats import TYPES, Planes, dequantise, pack
 from pkvchat.kernels.quant_gemm_triton import GemmConfig, gemm, gemm_config
 from pkvchat.kernels.quant_gemv_triton import GemvConfig, gemv
-from pkvchat.kernels.quant_linear import multiply_written_out
+from pkvchat.kernels.quant_linear import QuantLinear, multiply_written_out
 
 CEILING = 4535e9  # bytes/s: a plain read-only kernel over 4 GB on an H200
 COLD_BYTES = 300 << 20
@@ -97,7 +102,7 @@ def sweep_cases() -> Iterator[Case]:
                 if rows * num_rows <= 32:
                     label = f"gemv {rows}/{warps}"
                     yield Case(*shape, num_rows, label, partial(few_rows, GemvConfig(rows, warps)))
-        for rows, warps, stages in ((64, 4, 3), (128, 4, 3), (128, 8, 3), (256, 8, 3)):
+        for rows, warps, stages in ((32, 2, 3), (64, 4, 3), (128, 4, 3), (128, 8, 3)):
             for parts in (1, 2, 4, 8, 16):
                 tiles = parts * shape[1] // rows
                 if (tiles < 128 and parts < 16) or (tiles > 3200 and parts > 1):
@@ -145,7 +150,13 @@ def measure(cases: list[Case]) -> list[dict[str, object]]:
             expected = F.linear(x.float(), weight)
             head = {"type": shape[0], "out": shape[1], "in": shape[2], "x_rows": num_rows}
             us = graph_us([partial(F.linear, x, matrix) for matrix in dense])
-            found.append({**head, "label": "cuBLAS bf16", "us": us, "error": 0.0, "bound": 0.0})
+            bound = dense[0].nbytes / CEILING * 1e6
+            found.append({**head, "label": "cuBLAS bf16", "us": us, "error": 0.0, "bound": bound})
+            if num_rows <= MAX_ROWS:
+                us = graph_us([partial(dense_gemv, matrix, x, out) for matrix in dense])
+                error = float((out.float() - x.float() @ dense[-1].float().T).norm() / out.norm())
+                head["label"] = "gemv bf16"
+                found.append({**head, "us": us, "error": error, "bound": bound})
             for case in ours:
                 if case.num_rows != num_rows:
                     continue
@@ -161,6 +172,36 @@ def measure(cases: list[Case]) -> list[dict[str, object]]:
                     {**head, "label": case.label, "us": us, "error": error, "bound": bound}
                 )
     return found
+
+
+LAYER = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
+LAYERS = 12  # more than L2 holds
+
+
+def layer_us(gemv_rows: int, quantised: str = "") -> float:
+    """A layer's norms and products for one row. gemv_rows: see Linear. quantised: their type."""
+
+    def product(out: int, width: int) -> Linear | QuantLinear:
+        if quantised:
+            return QuantLinear.of_planes(random_planes(quantised, out, width))
+        weight = torch.randn(out, width, device=DEVICE) * width**-0.5
+        linear = Linear(weight, types=LinearTypes.uniform(torch.bfloat16))
+        linear.gemv_rows = gemv_rows
+        return linear
+
+    layers = [[product(*size) for size in LAYER] for _ in range(LAYERS)]
+    norm = torch.ones(4096, dtype=torch.bfloat16, device=DEVICE)
+    first = torch.ones(1, 4096, dtype=torch.bfloat16, device=DEVICE)
+
+    def body() -> None:
+        update = residual = first
+        for qkv, output, gate_up, down in layers:
+            x, residual = add_rms_norm(update, residual, norm, 1e-5)
+            update = output(qkv(x)[:, :4096])
+            x, residual = add_rms_norm(update, residual, norm, 1e-5)
+            update = down(gate_up.gated(x, "silu"))
+
+    return graph_us([body]) / LAYERS
 
 
 def _compile(cases: list[Case]) -> None:
@@ -204,6 +245,10 @@ def main() -> None:
     if args.json:
         Path(args.json).write_text(json.dumps(found))
     report(found)
+    bound = sum(out * width for out, width in LAYER) * 2 / CEILING * 1e6
+    times = ", ".join(f"{name} {layer_us(rows):.1f}" for name, rows in (("cuBLAS", 0), ("gemv", 1)))
+    print(f"\nA layer without attention, one row, us: bf16 {times} (bound {bound:.1f}); ", end="")
+    print(f"Q4_K {layer_us(0, 'Q4_K'):.1f} (bound {bound * 4.5 / 16:.1f})")
 
 
 if __name__ == "__main__":
