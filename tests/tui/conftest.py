@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -230,51 +230,6 @@ def store(tmp_path: Path) -> ChatStore:
 
 
 @pytest.fixture
-def settle() -> Callable[..., Awaitable[None]]:
-    """Wait until a condition holds."""
-
-    async def wait(pilot: Pilot[Any], condition: Callable[[], object], seconds: float = 5) -> None:
-        for _ in range(int(seconds / 0.02)):
-            if condition():
-                return
-            await pilot.pause(0.02)
-        raise AssertionError("never came true")
-
-    return wait
-
-
-@pytest.fixture
-def screen_text() -> Callable[[ChatApp], str]:
-    """All characters on the screen, line by line."""
-
-    def read(app: ChatApp) -> str:
-        return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-
-    return read
-
-
-@pytest.fixture
-def send() -> Callable[..., Awaitable[None]]:
-    """Type a prompt and press Enter."""
-
-    async def press(pilot: Pilot[Any], text: str) -> None:
-        pilot.app.composer.insert(text)  # type: ignore[attr-defined]
-        await pilot.press("enter")
-
-    return press
-
-
-@pytest.fixture
-def scripted() -> Callable[..., ScriptedEngine]:
-    return ScriptedEngine
-
-
-@pytest.fixture
-def answering() -> Callable[[str], Callable[[Submit], list[Event]]]:
-    return answer
-
-
-@pytest.fixture
 def ready() -> Ready:
     return READY
 
@@ -282,12 +237,3 @@ def ready() -> Ready:
 @pytest.fixture
 def record() -> Callable[..., StepRecord]:
     return step
-
-
-@pytest.fixture
-def make_app() -> Callable[..., ChatApp]:
-    def make(engine: ScriptedEngine, store: ChatStore | None = None, **settings: object) -> ChatApp:
-        chosen = Settings(**settings)  # type: ignore[arg-type]
-        return ChatApp(engine, SamplingParams(), chosen, store)  # type: ignore[arg-type]
-
-    return make

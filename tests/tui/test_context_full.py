@@ -9,23 +9,17 @@ from typing import Any
 import pytest
 
 from pkvchat.chats import Chat
-from pkvchat.messages import Delta, Failed, Finished, Ready, Started, Submit
+from pkvchat.messages import Delta, Event, Failed, Finished, Ready, Started, Submit
 from pkvchat.tui.context_full import ContextFull
 
-Make = Callable[..., Any]
-Case = tuple[Any, Any]
+OpenApp = Callable[..., Any]
 
 
-def talk() -> Chat:
-    chat = Chat()
-    for number in range(3):
-        chat.add("user", f"question {number}")
-        chat.add("assistant", f"answer {number}").version.reason = "stop"
-    return chat
-
-
-def cut_short(submit: Submit) -> list[Any]:
+def cut_short(submit: Submit) -> list[Event]:
+    """The answer to "three" meets the end of the context; nothing else is answered."""
     chat = submit.chat_id
+    if submit.messages[-1].content != "three":
+        return []
     return [
         Started(chat, 8000, 0),
         Delta(chat, "cut sh", 192),
@@ -38,70 +32,62 @@ def roomy(ready: Ready) -> Ready:
     return replace(ready, model_context=32768, memory_context=20000)
 
 
-async def filled(app: Any, engine: Any, pilot: Any, ready: Ready, settle: Make, send: Make) -> None:
-    """A chat of four turns whose last answer met the end of the context."""
-    app.tab.chat.messages += talk().messages
-    engine.say(ready)
-    await settle(pilot, lambda: app.session.state.ready)
-    await send(pilot, "question 3")
-    await settle(pilot, lambda: isinstance(app.screen, ContextFull))
+async def fill(window: Any, ready: Ready, talk: Chat) -> None:
+    """Ask "three" after ``talk``, up to the question what to do."""
+    window.say(ready)
+    await window.settle(lambda: window.app.session.state.ready)
+    window.chat.messages += talk.messages
+    await window.ask("three")
+    await window.settle(lambda: isinstance(window.app.screen, ContextFull))
 
 
-async def test_a_copy_goes_on_from_a_summary(
-    scripted: Make, make_app: Make, roomy: Ready, settle: Make, send: Make, screen_text: Make
-) -> None:
-    answers = [cut_short]
-    engine = scripted(lambda submit: answers.pop()(submit) if answers else [])
-    app = make_app(engine)
-    async with app.run_test(size=(100, 40)) as pilot:
-        await filled(app, engine, pilot, roomy, settle, send)
-        assert "The context of 8,192 tokens is full." in screen_text(app)
-        source = app.tab.chat
-        await pilot.press("enter")
-        await settle(pilot, lambda: len(engine.submits()) == 2)
-        request = engine.submits()[1]
-        assert request.chat_id == app.tab.chat.id != source.id
-        assert "question 0" in request.messages[0].content
-        assert "cut sh" in request.messages[0].content
-        await settle(pilot, lambda: "the model sums up what is above" in screen_text(app))
-        engine.say(
-            Started(request.chat_id, 300, 0),
-            Delta(request.chat_id, "They counted.", 5),
-            Finished(request.chat_id, "stop", 300, 5, 0.1, 9.0),
+async def test_a_copy_goes_on_from_a_summary(open_app: OpenApp, roomy: Ready, talk: Chat) -> None:
+    async with open_app(on_submit=cut_short, loaded=False) as window:
+        await fill(window, roomy, talk)
+        await window.shows("The context of 8,192 tokens is full.")
+        source = window.chat
+        await window.press("enter")
+        await window.settle(lambda: len(window.prompts()) == 2)
+        copy = window.engine.submits()[1].chat_id
+        assert copy == window.chat.id != source.id
+        assert all(word in window.prompts()[1][0] for word in ("User: one", "cut sh"))
+        await window.shows("the model sums up what is above")
+        window.say(
+            Started(copy, 300, 0),
+            Delta(copy, "They counted.", 5),
+            Finished(copy, "stop", 300, 5, 0.1, 9.0),
         )
-        await settle(pilot, lambda: "reads on from this summary" in screen_text(app))
-        await send(pilot, "and now?")
-        await settle(pilot, lambda: len(engine.submits()) == 3)
-        sent = [message.content for message in engine.submits()[2].messages]
-        assert sent == ["Sum up our conversation so far.", "They counted.", "and now?"]
-        assert [m.text for m in source.messages if m.role == "user"][-1] == "question 3"
+        await window.shows("reads on from this summary")
+        await window.ask("and now?")
+        assert window.prompts()[2] == [
+            "Sum up our conversation so far.",
+            "They counted.",
+            "and now?",
+        ]
+        assert [m.text for m in source.messages if m.role == "user"] == ["one", "two", "three"]
 
 
 async def test_the_oldest_turns_are_dropped_and_that_is_said(
-    scripted: Make, make_app: Make, roomy: Ready, settle: Make, send: Make, screen_text: Make
+    open_app: OpenApp, roomy: Ready, talk: Chat
 ) -> None:
-    engine = scripted(cut_short)
-    app = make_app(engine)
-    async with app.run_test(size=(100, 40)) as pilot:
-        await filled(app, engine, pilot, roomy, settle, send)
-        await pilot.press("down", "enter")
-        await settle(pilot, lambda: "no longer reads the 2 turns above" in screen_text(app))
-        read = [message.content for message in app.tab.chat.conversation()]
-        assert read == ["question 2", "answer 2", "question 3", "cut sh"]
-        assert "question 0" in [m.text for m in app.tab.chat.messages]
+    async with open_app(on_submit=cut_short, loaded=False) as window:
+        await fill(window, roomy, talk)
+        await window.press("down", "enter")
+        await window.shows("the model no longer reads the turn above")
+        read = [message.content for message in window.chat.conversation()]
+        assert read == ["two", "2", "three", "cut sh"]
+        assert window.chat.messages[0].text == "one"
 
 
 async def test_the_limit_is_raised_as_far_as_model_and_memory_allow(
-    scripted: Make, make_app: Make, roomy: Ready, settle: Make, send: Make, screen_text: Make
+    open_app: OpenApp, roomy: Ready, talk: Chat
 ) -> None:
-    engine = scripted(cut_short)
-    app = make_app(engine)
-    async with app.run_test(size=(100, 40)) as pilot:
-        await filled(app, engine, pilot, roomy, settle, send)
-        assert "Raise the limit to 16,384 tokens" in screen_text(app)
-        await pilot.press("down", "down", "enter")
-        await settle(pilot, lambda: engine.starts == 2)
-        assert engine.options.context == 16384
+    async with open_app(on_submit=cut_short, loaded=False) as window:
+        await fill(window, roomy, talk)
+        await window.shows("Raise the limit to 16,384 tokens")
+        await window.press("down", "down", "enter")
+        await window.settle(lambda: window.engine.starts == 2)
+        assert window.engine.options.context == 16384
 
 
 @pytest.mark.parametrize(
@@ -113,89 +99,62 @@ async def test_the_limit_is_raised_as_far_as_model_and_memory_allow(
     ],
 )
 async def test_where_the_limit_cannot_be_raised_the_reason_is_said(
-    scripted: Make,
-    make_app: Make,
-    ready: Ready,
-    settle: Make,
-    send: Make,
-    screen_text: Make,
-    model: int,
-    memory: int,
-    why: str,
+    open_app: OpenApp, ready: Ready, talk: Chat, model: int, memory: int, why: str
 ) -> None:
-    engine = scripted(cut_short)
-    app = make_app(engine)
-    async with app.run_test(size=(100, 40)) as pilot:
-        limits = replace(ready, model_context=model, memory_context=memory)
-        await filled(app, engine, pilot, limits, settle, send)
-        assert why in screen_text(app)
+    async with open_app(on_submit=cut_short, loaded=False) as window:
+        await fill(window, replace(ready, model_context=model, memory_context=memory), talk)
+        await window.shows(why)
 
 
-async def test_not_now_changes_nothing(
-    scripted: Make, make_app: Make, roomy: Ready, settle: Make, send: Make, screen_text: Make
-) -> None:
-    engine = scripted(cut_short)
-    app = make_app(engine)
-    async with app.run_test(size=(100, 40)) as pilot:
-        await filled(app, engine, pilot, roomy, settle, send)
-        before = app.tab.chat.conversation()
-        await pilot.press("escape")
-        assert len(app.screen_stack) == 1
-        assert app.tab.chat.conversation() == before
-        await settle(pilot, lambda: "the context is full" in screen_text(app))
+async def test_not_now_changes_nothing(open_app: OpenApp, roomy: Ready, talk: Chat) -> None:
+    async with open_app(on_submit=cut_short, loaded=False) as window:
+        await fill(window, roomy, talk)
+        before = window.chat.conversation()
+        await window.press("escape")
+        assert len(window.app.screen_stack) == 1
+        assert window.chat.conversation() == before
+        await window.shows("the context is full")
 
 
 async def test_a_refused_prompt_goes_along_to_the_copy(
-    scripted: Make, make_app: Make, roomy: Ready, settle: Make, send: Make
+    open_app: OpenApp, roomy: Ready, talk: Chat
 ) -> None:
-    engine = scripted(lambda s: [Failed(s.chat_id, "808 tokens too many", context_full=True)])
-    app = make_app(engine)
-    async with app.run_test(size=(100, 40)) as pilot:
-        await filled(app, engine, pilot, roomy, settle, send)
-        assert app.composer.text == "question 3"
-        engine._on_submit = None
-        await pilot.press("enter")
-        await settle(pilot, lambda: len(engine.submits()) == 2)
-        assert app.composer.text == "question 3"
-        await pilot.press("ctrl+pageup")
-        assert app.composer.text == ""
+    def refuse(submit: Submit) -> list[Event]:
+        full = submit.messages[-1].content == "three"
+        line = "808 tokens too many"
+        return [Failed(submit.chat_id, line, context_full=True)] if full else []
+
+    async with open_app(on_submit=refuse, loaded=False) as window:
+        await fill(window, roomy, talk)
+        assert window.app.composer.text == "three"
+        await window.press("enter")
+        await window.settle(lambda: len(window.prompts()) == 2)
+        assert window.app.composer.text == "three"
+        await window.press("ctrl+pageup")
+        assert window.app.composer.text == ""
 
 
-async def test_who_types_is_not_interrupted(
-    scripted: Make, make_app: Make, roomy: Ready, settle: Make, send: Make, screen_text: Make
-) -> None:
-    engine = scripted()
-    app = make_app(engine)
-    async with app.run_test(size=(100, 40)) as pilot:
-        engine.say(roomy)
-        await settle(pilot, lambda: app.session.state.ready)
-        await send(pilot, "go")
-        await settle(pilot, lambda: engine.submits())
-        await pilot.press(*"and")
-        engine.say(*cut_short(engine.submits()[0]))
-        await settle(pilot, lambda: "the context is full" in screen_text(app))
-        await pilot.press(*" so")
-        assert app.composer.text == "and so"
+async def test_who_types_is_not_interrupted(open_app: OpenApp) -> None:
+    async with open_app() as window:
+        await window.ask("three")
+        await window.press(*"and")
+        window.say(*cut_short(window.engine.submits()[0]))
+        await window.shows("the context is full")
+        await window.press(*" so")
+        assert window.app.composer.text == "and so"
 
 
-async def test_at_four_fifths_a_line_says_so_once(
-    scripted: Make, make_app: Make, roomy: Ready, settle: Make, send: Make
-) -> None:
-    def nearly(submit: Submit) -> list[Any]:
+async def test_at_four_fifths_a_line_says_so_once(open_app: OpenApp) -> None:
+    def nearly(submit: Submit) -> list[Event]:
         return [
             Started(submit.chat_id, 6600, 0),
             Delta(submit.chat_id, "long", 100),
             Finished(submit.chat_id, "stop", 6600, 100, 0.1, 1.0),
         ]
 
-    engine = scripted(nearly)
-    app = make_app(engine)
-    async with app.run_test(size=(100, 40)) as pilot:
-        engine.say(roomy)
-        await settle(pilot, lambda: app.session.state.ready)
+    async with open_app(on_submit=nearly) as window:
         for _ in range(2):
-            await send(pilot, "go")
-            await settle(pilot, lambda: not app.tab.busy)
-        notes = [m.text for m in app.tab.chat.messages if m.role == "note"]
-        assert len(notes) == 1
-        assert notes[0].startswith("6,600 of 8,192 tokens of context used. /summarise")
+            await window.ask("go")
+            await window.settle(lambda: not window.app.tab.busy)
+        (note,) = (m.text for m in window.chat.messages if m.role == "note")
+        assert note.startswith("6,600 of 8,192 tokens of context used. /summarise")

@@ -7,59 +7,36 @@ from typing import Any
 
 import pytest
 
-from pkvchat.messages import Delta, Finished, Prefilled, Ready, Started, Steps
+from pkvchat.messages import Delta, Finished, Prefilled, SetPolicy, Started, Steps
+from pkvchat.steps import StepRecord
 
-Make = Callable[..., Any]
-
-
-async def at_work(engine: Any, pilot: Any, record: Make, send: Make) -> None:
-    """Two chats that decode and one whose prompt is read; ten steps of two strategies."""
-    for prompt in ("one", "two", "three"):
-        await send(pilot, prompt)
-        await pilot.press("ctrl+t")
-    await pilot.pause()
-    one, two, three = (submit.chat_id for submit in engine.submits())
-    engine.say(
-        Started(one, 100, 0),
-        Started(two, 50, 0),
-        Started(three, 4000, 0),
-        Delta(one, "ONE", 20),
-        Delta(two, "TWO", 20),
-        Prefilled(three, 1000, 4000),
-        *(
-            Steps(
-                (
-                    record(
-                        number,
-                        "split" if number < 8 else "sdpa",
-                        batch=2,
-                        seq_lens=(121, 71),
-                        step_ms=10.0 if number < 8 else 20.0,
-                        pages_shared=3,
-                    ),
-                )
-            )
-            for number in range(10)
-        ),
-    )
+OpenApp = Callable[..., Any]
+Record = Callable[..., StepRecord]
 
 
-async def test_wide_it_says_everything(
-    scripted: Make,
-    make_app: Make,
-    ready: Ready,
-    record: Make,
-    settle: Make,
-    screen_text: Make,
-    send: Make,
-) -> None:
-    engine = scripted()
-    app = make_app(engine)
-    async with app.run_test(size=(120, 50)) as pilot:
-        engine.say(ready)
-        await at_work(engine, pilot, record, send)
-        await settle(pilot, lambda: "reads 1,000/4,000" in screen_text(app))
-        text = " ".join(screen_text(app).split())
+async def test_wide_it_says_everything(open_app: OpenApp, record: Record) -> None:
+    """Of two chats that decode and one whose prompt is read, and ten steps of two strategies."""
+    steps = [
+        record(n, name, batch=2, seq_lens=(121, 71), step_ms=ms, pages_shared=3)
+        for n, (name, ms) in enumerate([("split", 10.0)] * 8 + [("sdpa", 20.0)] * 2)
+    ]
+    async with open_app(size=(120, 50)) as window:
+        chats = []
+        for prompt in ("one", "two", "three"):
+            chats.append(await window.ask(prompt))
+            await window.press("ctrl+t")
+        one, two, three = chats
+        window.say(
+            Started(one, 100, 0),
+            Started(two, 50, 0),
+            Started(three, 4000, 0),
+            Delta(one, "ONE", 20),
+            Delta(two, "TWO", 20),
+            Prefilled(three, 1000, 4000),
+            Steps(tuple(steps)),
+        )
+        await window.shows("reads 1,000/4,000")
+        text = " ".join(window.text.split())
         for fact in (
             "policy adaptive F8 changes it",
             "D sdpa ×4",
@@ -76,62 +53,55 @@ async def test_wide_it_says_everything(
             "70 of 8,192",
         ):
             assert fact in text, fact
-        engine.say(Finished(engine.submits()[0].chat_id, "stop", 100, 20, 0.25, 9.0))
-        await settle(pilot, lambda: "0.25 s  p95 0.25" in screen_text(app))
+        window.say(Finished(one, "stop", 100, 20, 0.25, 9.0))
+        await window.shows("0.25 s  p95 0.25")
 
 
 @pytest.mark.parametrize("width", [30, 45, 60, 99])
-async def test_narrow_no_fact_is_cut(
-    scripted: Make,
-    make_app: Make,
-    ready: Ready,
-    record: Make,
-    settle: Make,
-    screen_text: Make,
-    width: int,
-) -> None:
-    engine = scripted()
-    app = make_app(engine)
-    async with app.run_test(size=(width, 24)) as pilot:
-        engine.say(ready, Steps((record(1),)))
-        await settle(pilot, lambda: "one long row" in screen_text(app))
-        first, second, _ = (strip.text.strip() for strip in app.panel._lines)
+async def test_narrow_no_fact_is_cut(open_app: OpenApp, record: Record, width: int) -> None:
+    async with open_app(size=(width, 24)) as window:
+        window.say(Steps((record(1),)))
+        await window.settle(lambda: window.app.panel._meter.last)
+        await window.settle(lambda: len(window.app.panel._lines) == 3)
+        first, second, _ = (strip.text.strip() for strip in window.app.panel._lines)
         assert first.startswith("S  split ×4")
         assert max(len(first), len(second)) <= width - 4
         facts = {"102.0 tokens/s", "batch 1", "pages 65/512", "average 102.0"}
         assert set(first.split("  ")[2:]) <= facts
 
 
-async def test_the_policy_is_changed_by_a_key(
-    scripted: Make, make_app: Make, ready: Ready, settle: Make
-) -> None:
-    engine = scripted()
-    app = make_app(engine)
-    async with app.run_test(size=(120, 40)) as pilot:
-        engine.say(ready)
-        await settle(pilot, lambda: app.session.state.ready)
-        await pilot.press("f8")
-        assert engine.sent[-1].name == "forced-split"
+async def test_the_policy_is_changed_by_a_key(open_app: OpenApp) -> None:
+    async with open_app() as window:
+        await window.press("f8")
+        assert window.engine.sent[-1] == SetPolicy("forced-split")
 
 
 async def test_without_colour_letters_tell_strategies_apart(
-    scripted: Make, make_app: Make, ready: Ready, record: Make, settle: Make, monkeypatch: Any
+    open_app: OpenApp, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    engine = scripted()
-    app = make_app(engine)
-    async with app.run_test(size=(120, 40)) as pilot:
-        engine.say(ready, Steps((record(1, "split"), record(2, "workqueue"))))
-        await settle(pilot, lambda: app.session.meter.recent)
-        await pilot.pause(0.3)
-        lines = app.screen._compositor.render_strips()
-        assert "SW" in "\n".join(strip.text for strip in lines)
+    async with open_app(size=(120, 40)) as window:
+        window.say(Steps((record(1, "split"), record(2, "workqueue"))))
+        await window.shows("SW")
         colours = {
             colour.get_truecolor()
-            for strip in lines
+            for strip in window.app.screen._compositor.render_strips()
             for segment in strip
             if segment.style
             for colour in (segment.style.color, segment.style.bgcolor)
             if colour and not colour.is_default
         }
         assert all(red == green == blue for red, green, blue in colours)
+
+
+async def test_a_window_that_changes_is_laid_out_for_its_new_size(open_app: OpenApp) -> None:
+    async with open_app(size=(120, 40)) as window:
+        for size, classes in [
+            ((60, 20), {"-line", "-few"}),
+            ((120, 40), {"-few"}),
+            ((120, 16), {"-line"}),
+            ((120, 12), {"-line", "-hidden"}),
+        ]:
+            await window.pilot.resize_terminal(*size)
+            await window.pilot.pause()
+            assert window.app.panel.classes == classes, size
