@@ -16,6 +16,7 @@ from .messages import Command, Died, Event, Shutdown
 from .options import EngineOptions
 from .process import main
 
+_LEAVE_S = 5  # for a step to end, and torch with it
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -114,7 +115,7 @@ class EngineClient:
         process, self._process = self._process, None
         connection, self._connection = self._connection, None
         if process is not None:
-            process.join(timeout=2)
+            process.join(timeout=_LEAVE_S)
             if process.is_alive():
                 process.kill()
                 process.join()
