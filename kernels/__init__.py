@@ -6,11 +6,13 @@ strategies by name.
 
 - Strategies: ``sdpa``, ``split``, ``workqueue`` in torch over ``tasks``, ``gather``, ``attend`` and
   ``merge``; ``split_triton``, ``workqueue_triton`` and ``flashinfer`` on CUDA.
-- A step: ``step`` writes K/V (``kv``), runs the strategy on decode rows and ``prefill`` on chunks.
+- A step: ``step`` rotates Q and K and stores K and V (``qkv``, ``kv``), runs the strategy on decode
+  rows and ``flashinfer_prefill`` or ``prefill`` on chunks.
 - The choice: ``policy`` over ``cost``, corrected by ``trials`` while chatting; constants and dtypes
   come from ``calibration``, kept as ``records``, filled by ``measure_costs`` (with
   ``measure_cpu``, or ``measure_cuda`` and ``graph_timing``) and ``measure_types``.
-- Products: ``linear``; ``packed`` (CPU) and ``quant_linear`` (CUDA) keep GGUF's blocks quantised.
+- Products: ``linear``, with ``gemv_triton`` for a row or two (``measure_products``); ``packed`` (CPU)
+  and ``quant_linear`` (CUDA) keep GGUF's blocks quantised.
 - ``norm``, ``rope``, ``activation``; ``bandwidth`` for benchmarks.
 
 A module in _triton is the CUDA form of its namesake.

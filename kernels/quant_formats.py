@@ -207,7 +207,8 @@ def _nibbles(packed: torch.Tensor, run: int) -> torch.Tensor:
 
 def _by_word(q: torch.Tensor) -> torch.Tensor:
     """The weights of units, [..., UNIT], as fields: [..., word, field]."""
-    return q.unflatten(-1, (-1, 4, 2)).movedim(-3, -1).flatten(-2)
+    fields: torch.Tensor = q.unflatten(-1, (-1, 4, 2)).movedim(-3, -1).flatten(-2)
+    return fields
 
 
 def _words(q: torch.Tensor) -> torch.Tensor:
@@ -243,7 +244,8 @@ def fields(planes: Planes) -> torch.Tensor:
         high = planes.high.to(torch.int32).unflatten(-1, (-1, 4, 1))
         high = (high >> high_at(field, kind.high_bits)) & ((1 << kind.high_bits) - 1)
         q = q | (high << 4)
-    return q.unflatten(-1, (2, -1)).movedim(-1, -3).flatten(1)
+    in_order: torch.Tensor = q.unflatten(-1, (2, -1)).movedim(-1, -3).flatten(1)
+    return in_order
 
 
 def scales_and_biases(planes: Planes) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ A program owns ROWS output rows and walks their units; a thread takes whole unit
 bias are applied once per unit, to the sums of x * q and of x.
 """
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc,assignment"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc,assignment,var-annotated"
 
 from __future__ import annotations
 
