@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pkvchat.clean import one_line
 from pkvchat.client import EngineClient
 from pkvchat.messages import (
+    Benched,
     Counted,
     Died,
     Event,
@@ -97,6 +98,8 @@ class Session:
                 self._became_ready(event)
             case PolicyChanged(name):
                 state.policy = name
+            case Benched(table):
+                self._app.note(self._app.tab, table)
             case Counted():
                 self._app.token_count.take(event)
                 self._app.draw_around()
