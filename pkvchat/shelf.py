@@ -83,4 +83,4 @@ def rm(name: str) -> int:
 
 
 def _gpu_memory() -> int | None:
-    return free_memory(torch.device("cuda")) if torch.cuda.is_available() else None
+    return free_memory(torch.device("cuda", 0)) if torch.cuda.is_available() else None
