@@ -109,4 +109,5 @@ def fit(samples: Sequence[tuple[Work, float]], plan_us: float) -> StrategyCost:
         worst = torch.where(active, solution * scale, torch.inf).argmin()
         active[worst] = False
     call, tile, path, task, merge = solution.tolist()
-    return StrategyCost(call, tile, path, task, merge, plan_us)
+    error = (a @ solution - 1).abs().median().item()
+    return StrategyCost(call, tile, path, task, merge, plan_us, error=error)

@@ -79,7 +79,8 @@ def create_policy(
 class CostPolicy:
     """The candidate, with its num_splits, that the cost model predicts to be fastest.
 
-    A comparison holds while the same rows grow by a little: most steps only check that. With more
+    Each prediction's usual error is added to it: of two that are close, the safer one is chosen. A
+    comparison holds while the same rows grow by a little: most steps only check that. With more
     than one candidate, trials correct the model by what steps really took.
     """
 
@@ -122,12 +123,15 @@ class CostPolicy:
         self._to = tuple([n + max(_HOLD_TOKENS, n // _HOLD_SHARE) for n in lengths])
         tiles = [-(-length // self.model.shape.page_size) for length in lengths]
         kind, ranked = batch_kind(lengths), []
+        self._predicted_us = {}  # earlier decisions keep theirs
         for strategy in self.candidates:
             splits = split_choices(strategy, tiles, self.model.shape, self.model.workers)
             us, num_splits = min((self.model.predict(strategy, tiles, s), s) for s in splits)
+            factor = self._trials.factor(kind, strategy)
             self._num_splits[strategy] = num_splits
-            ranked.append(Ranked(strategy, us, us * self._trials.factor(kind, strategy)))
-        self._predicted_us = {r.strategy: round(r.us, 1) for r in ranked}
+            self._predicted_us[strategy] = round(us * factor, 1)
+            careful = us * (1 + self.model.costs[strategy].error)
+            ranked.append(Ranked(strategy, careful, careful * factor))
         ranked.sort(key=lambda r: r.us)
         self._best = ranked[0].strategy
         self._why = self._reason(ranked)
@@ -135,21 +139,21 @@ class CostPolicy:
 
     def _reason(self, ranked: Sequence[Ranked]) -> str:
         first, *others = ranked
-        name = self._label(first)
+        name, us = self._label(first), max(self._predicted_us[first.strategy], 0.1)
         if self.name.startswith(_FORCED):
             return f"{name}, forced"
         if not others:
             return f"{name} is all that runs here"
-        second, ratio = others[0], others[0].us / max(first.us, 1e-9)
-        tried = any(r.us != r.model_us for r in (first, second))
-        by = "going by trials, " if tried else ""
-        if ratio < 1 + _TIE:
+        second = others[0]
+        second_us = self._predicted_us[second.strategy]
+        by = "going by trials, " if any(r.us != r.model_us for r in (first, second)) else ""
+        if second_us < us * (1 + _TIE):
             both = f"{name} and {self._label(second)} should take about the same"
-            return f"{by}{both}, {_us(first.us)} us a layer"
-        more = f"{ratio - 1:.0%} more" if ratio < 2 else f"{ratio:.1f} times that"
+            return f"{by}{both}, {_us(us)} us a layer"
+        more = f"{second_us / us - 1:.0%} more" if second_us < 2 * us else f"{second_us / us:.1f}x"
         return (
-            f"{by}{name} should take {_us(first.us)} us a layer, "
-            f"{self._label(second)} {_us(second.us)} ({more})"
+            f"{by}{name} should take {_us(us)} us a layer, "
+            f"{self._label(second)} {_us(second_us)} ({more})"
         )
 
     def _label(self, ranked: Ranked) -> str:

@@ -38,7 +38,7 @@ def batch_kind(lengths: Sequence[int]) -> Kind:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A candidate and its predicted microseconds of one layer, before and after correction."""
+    """A candidate and what ranks it, in microseconds of one layer, before and after correction."""
 
     strategy: str
     model_us: float

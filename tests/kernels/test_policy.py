@@ -78,6 +78,17 @@ def test_the_order_of_rows_does_not_matter(lengths):
     assert forwards == backwards
 
 
+def test_of_two_close_candidates_the_safer_one_is_chosen():
+    def costs(us, error):
+        return StrategyCost(0, 0, 0, 0, 0, 0, eager=us, error=error)
+
+    close = {"split": costs(10, 0.05), "workqueue": costs(10.2, 0.01)}
+    decision = policy(available=list(close), calibration=Calibration(2, close)).choose((900,))
+    assert decision.strategy == "workqueue"
+    assert decision.predicted_us == {"split": 10.0, "workqueue": 10.2}
+    assert "workqueue and split should take about the same" in decision.reason
+
+
 def test_batch_and_length_change_the_choice():
     chosen = policy()
     assert chosen.choose((40,)).strategy == "sdpa"
@@ -115,6 +126,14 @@ def test_one_row_has_a_split_for_each_resident_program():
     assert split_choices("split", [4096], CUDA, 132) == [16, 33, 66]
     assert split_choices("split", [4096] * 40, CUDA, 132) == [1]
     assert split_choices("workqueue", [4096], CUDA, 132) == [1]
+
+
+def test_a_decision_keeps_its_predictions():
+    kept = policy()
+    first = kept.choose((100,))
+    before = dict(first.predicted_us)
+    kept.choose((50_000,))
+    assert first.predicted_us == before
 
 
 @given(lengths=lengths, steps=st.lists(st.integers(1, 300), max_size=8))
@@ -166,8 +185,7 @@ def test_reasons_are_sentences():
         "1 chat of 900 tokens: split and workqueue should take about the same, 10.0 us a layer"
     )
     assert reason_for(close | {"split": 400}, (300,) * 7 + (400,)) == (
-        "8 chats of 300 to 400 tokens: workqueue should take 10.1 us a layer, sdpa 50.0 (5.0 times "
-        "that)"
+        "8 chats of 300 to 400 tokens: workqueue should take 10.1 us a layer, sdpa 50.0 (5.0x)"
     )
     assert reason_for({"workqueue": 100, "sdpa": 130}, (5, 5)) == (
         "2 chats of 5 tokens each: workqueue should take 100 us a layer, sdpa 130 (30% more)"
@@ -200,6 +218,7 @@ def test_fit_finds_the_constants_it_was_made_from():
     for work, us in samples:
         assert found.predict(work, 10**9) == pytest.approx(us, rel=0.02)
     assert found.plan == 100
+    assert found.error < 0.02
 
 
 def test_fit_never_pays_for_work():
