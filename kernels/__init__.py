@@ -11,8 +11,8 @@ strategies by name.
 - The choice: ``policy`` over ``cost``, corrected by ``trials`` while chatting; constants and dtypes
   come from ``calibration``, kept as ``records``, filled by ``measure_costs`` (with
   ``measure_cpu``, or ``measure_cuda`` and ``graph_timing``) and ``measure_types``.
-- Products: ``linear``, with ``gemv_triton`` for a row or two (``measure_products``); ``packed`` (CPU)
-  and ``quant_linear`` (CUDA) keep GGUF's blocks quantised.
+- Products: ``linear``, with ``gemv_triton`` for a row or two (``measure_products``); ``packed``
+  (CPU) and ``quant_linear`` (CUDA) keep GGUF's blocks quantised.
 - ``norm``, ``rope``, ``activation``; ``bandwidth`` for benchmarks.
 
 A module in _triton is the CUDA form of its namesake.
