@@ -15,6 +15,7 @@ import torch
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.calibration import Calibrator
 from pkvchat.kernels.kv import page_bytes
+from pkvchat.kernels.progress import Progress
 
 from ..bench import device_name, versions
 from ..errors import ChatError, UsageError, startup_errors
@@ -27,7 +28,7 @@ from .layers import CaseProblem, case_pages, measure_case, pool_pages
 from .options import BenchOptions, check_outputs
 from .problem import KvPool, kv_bytes
 from .report import markdown
-from .results import CaseResult, Counters, Results, TraceResult, merge, read_results
+from .results import Results, merge, read_results
 from .server import Server, Workload, workload
 from .serving import count_calls, serve
 from .trace_file import read_trace
@@ -51,7 +52,7 @@ def run(given: Mapping[str, Any]) -> int:
         progress = ProgressLine(sys.stderr)
         try:
             with startup_errors():
-                results = _measure(given, progress)
+                results = measure(given, progress)
         finally:
             progress.close()
     text = results.to_json() if given["output"] == "json" else markdown(results)
@@ -73,19 +74,21 @@ def _write(path: Path, text: str) -> None:
         raise ChatError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _measure(given: Mapping[str, Any], progress: ProgressLine) -> Results:
+def measure(given: Mapping[str, Any], progress: Progress) -> Results:
+    """What there is when it is interrupted, with a note of it."""
     device = pick_device(given.get("device", "auto"))
     options = BenchOptions.of(device.type, given)
-    bench = AttentionBench(options, device, progress)
     workloads, cases = _workloads(options), _cases(options, device)
-    results = Results(_about(options, device), options.layers, notes=bench.notes)
-    for heads in dict.fromkeys([*([options.heads] if workloads else []), *cases]):
-        mine = workloads if heads == options.heads else []
-        found = bench.measure(heads, mine, cases.get(heads, []))
-        results.traces.extend(found[0])
-        results.cases.extend(found[1])
-        results.counters.update(found[2])
-    return results
+    bench = AttentionBench(options, device, progress)
+    try:
+        for heads in dict.fromkeys([*([options.heads] if workloads else []), *cases]):
+            mine = workloads if heads == options.heads else []
+            bench.measure(heads, mine, cases.get(heads, []))
+    except KeyboardInterrupt:
+        if not (bench.results.cases or bench.results.traces):
+            raise
+        bench.results.notes.append("interrupted before all was measured")
+    return bench.results
 
 
 def _about(options: BenchOptions, device: torch.device) -> dict[str, Any]:
@@ -181,21 +184,20 @@ def _shape(options: BenchOptions, heads: Heads, device: torch.device) -> Attenti
 
 
 class AttentionBench:
-    """Measures what has the same heads together: engines and KV pages are made once for them."""
+    """Measures what has the same heads together: engines and KV pages are made once for them.
 
-    def __init__(self, options: BenchOptions, device: torch.device, progress: ProgressLine) -> None:
+    ``results`` grows as it goes, so that an interrupted run still has some.
+    """
+
+    def __init__(self, options: BenchOptions, device: torch.device, progress: Progress) -> None:
         self.options, self.device, self.progress = options, device, progress
+        self.results = Results(_about(options, device), options.layers)
         self.calibrator = Calibrator(device, progress)
-        self.notes: list[str] = []
 
-    def measure(
-        self, heads: Heads, workloads: Sequence[Workload], cases: Sequence[Case]
-    ) -> tuple[list[TraceResult], list[CaseResult], dict[str, dict[str, Counters]]]:
+    def measure(self, heads: Heads, workloads: Sequence[Workload], cases: Sequence[Case]) -> None:
         """Raises ChatError where an engine is wrong, or there is no memory."""
         shape = _shape(self.options, heads, self.device)
         roster = Roster(self.options.engines, shape, self.calibrator)
-        self._note([f"{name}: {why}" for name, why in roster.missing.items()])
-        self._note(self.calibrator.notes)
         one_page = page_bytes(1, shape)
         pages = [pool_pages(case, one_page, shape.page_size, self.device) for case in cases]
         pages += [
@@ -204,38 +206,32 @@ class AttentionBench:
         ]
         pool = KvPool(shape, max(pages))
         floor = Floor(pool)
-        measured = self._cases(cases, pool, roster, floor)
-        traces, counters = self._traces(workloads, pool, roster, floor)
-        return traces, measured, counters
+        self._cases(cases, pool, roster, floor)
+        self._traces(workloads, pool, roster, floor)
+        missing = [f"{name}: {why}" for name, why in roster.missing.items()]
+        for note in (*missing, *self.calibrator.notes):
+            if note not in self.results.notes:
+                self.results.notes.append(note)
 
-    def _note(self, lines: Sequence[str]) -> None:
-        self.notes.extend(line for line in lines if line not in self.notes)
-
-    def _cases(
-        self, cases: Sequence[Case], pool: KvPool, roster: Roster, floor: Floor
-    ) -> list[CaseResult]:
+    def _cases(self, cases: Sequence[Case], pool: KvPool, roster: Roster, floor: Floor) -> None:
         engines = roster.engines(self.options.layers)
         width = max((max(case_pages(c, pool.shape.page_size)) for c in cases), default=0)
-        found = []
         for number, case in enumerate(cases):
             self.progress(f"{case.num_qo_heads}/{case.num_kv_heads} heads", number, len(cases))
             problem = CaseProblem(case, pool, width, self.options.between)
-            found.append(measure_case(problem, engines, floor))
-        return found
+            self.results.cases.append(measure_case(problem, engines, floor))
 
     def _traces(
         self, workloads: Sequence[Workload], pool: KvPool, roster: Roster, floor: Floor
-    ) -> tuple[list[TraceResult], dict[str, dict[str, Counters]]]:
+    ) -> None:
         """Counters come last, since what looks at kernels slows down those after it."""
         options = self.options
         calls, model = roster.engines(1), roster.engines(options.layers)
-        found = []
         for each in workloads:
             server = Server(each, pool, options.layers)
-            found.append(serve(server, calls, model, floor, options.repeats, self.progress))
+            found = serve(server, calls, model, floor, options.repeats, self.progress)
+            self.results.traces.append(found)
         firsts = {f"{each.name} B{each.max_active}": each for each in reversed(workloads)}
-        counters = {
-            label: count_calls(Server(each, pool, options.layers), calls)
-            for label, each in firsts.items()
-        }
-        return found, counters
+        for label, each in firsts.items():
+            server = Server(each, pool, options.layers)
+            self.results.counters[label] = count_calls(server, calls)

@@ -14,23 +14,18 @@ from pkvchat.kernels.tasks import split_tasks, workqueue_tasks
 from .results import Counters
 
 
-def count(
-    strategy: Strategy,
-    shape: AttentionShape,
-    batch: DecodeBatch,
-    num_splits: int,
-    call: Callable[[], object],
+def schedule(
+    strategy: Strategy, shape: AttentionShape, batch: DecodeBatch, num_splits: int
 ) -> Counters:
-    """call: plans ``batch`` and attends to it once; on CUDA its kernels are counted as they run."""
+    """All but the launches, of one call under ``num_splits``."""
     if not batch.seq_lens.is_cuda:
         return cpu_counters(strategy.name, shape, batch.lengths, num_splits)
-    launches = _launches(call)
     segments = cuda_segments(strategy, shape, batch, num_splits)
     if segments is None:
-        return Counters(launches)
+        return Counters()
     pieces, programs, busy = segments
     states = sum(n for n in pieces if n > 1)
-    return Counters(launches, sum(pieces), busy / programs, states * state_bytes(shape))
+    return Counters(None, sum(pieces), busy / programs, states * state_bytes(shape))
 
 
 def state_bytes(shape: AttentionShape) -> int:
@@ -101,16 +96,27 @@ def cuda_segments(
     return pieces, config.num_programs, busy
 
 
-def _launches(call: Callable[[], object]) -> int | None:
-    """Kernels of ``call``; copies and fills by the driver are none."""
+def count_launches(calls: Sequence[Callable[[], object]]) -> list[int | None]:
+    """Kernels that run in each call, as the driver reports them; its own copies and fills are none.
+
+    None where a driver lets nobody look.
+    """
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        call()
+    for call in calls:
+        call()  # compile, allocate
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
+        for call in calls:
+            torch.cuda._sleep(1)  # marks where a call begins
+            call()
         torch.cuda.synchronize()
-    kernels = [
-        event
-        for event in found.events() or ()
+    names = [
+        event.name
+        for event in sorted(found.events() or (), key=lambda event: event.time_range.start)
         if event.device_type.name == "CUDA" and not event.name.startswith(("Memcpy", "Memset"))
     ]
-    return len(kernels) or None  # a driver may let nobody look
+    marks = [i for i, name in enumerate(names) if "spin" in name]
+    if len(marks) != len(calls):
+        return [None for _ in calls]
+    ends = [*marks[1:], len(names)]
+    return [end - mark - 1 for mark, end in zip(marks, ends, strict=True)]

@@ -7,7 +7,7 @@ own form of the batch lies ready, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,12 +24,14 @@ from .engines import Engine, Engines
 from .problem import KvPool, Queries, StaticBatch, decode_batch, num_cold_layers
 from .traces import Request, Step, place_pages, schedule
 
-_CYCLES_PER_US = 2000  # of the device's clock, at most
-_LEAD_US = 300.0  # by which the host should be ahead
+_LEAD_CYCLES = (
+    2_000_000  # of the device, about a millisecond: longer than the host takes for a call
+)
 _POOL_BYTES = {"cuda": 16 << 30, "cpu": 512 << 20}
 _MAX_LAYERS = 64
 
 Layers = tuple[int, ...]  # that a step runs, by their place in the pool
+Measured = tuple[float, float, str]  # us by the clock, us on the device, the strategy
 
 
 @dataclass(frozen=True)
@@ -112,38 +114,38 @@ class Server:
         engine.strategies[decision.strategy].run(queries.q, kv_layer, queries.out, queries.spec)
         return decision.strategy
 
-    def time_call(self, engine: Engine, batch: DecodeBatch) -> tuple[float, float, str]:
-        """Microseconds by the clock and on the device, and the strategy."""
+    def time_call(self, engine: Engine, batch: DecodeBatch) -> Measured:
+        """By the clock alone."""
         engine.prepare(batch)
         self._synchronize()
         start = time.perf_counter()
         picked = self.call(engine, batch)
         self._synchronize()
         wall_us = (time.perf_counter() - start) * 1e6
-        if not self.on_cuda:
-            return wall_us, wall_us, picked
-        return wall_us, self._device_us(lambda: self.call(engine, batch), wall_us), picked
+        return wall_us, wall_us, picked
 
-    def _device_us(self, body: Callable[[], object], wall_us: float) -> float:
-        """Of ``body`` launched behind a kernel that waits, so that no gap is the host's."""
+    def time_call_on_device(self, engine: Engine, batch: DecodeBatch) -> Measured:
+        """Launched behind a kernel that waits, so that no gap is the host's."""
+        engine.prepare(batch)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(int((wall_us + _LEAD_US) * _CYCLES_PER_US))
+        torch.cuda._sleep(_LEAD_CYCLES)
         begin.record()
-        body()
+        picked = self.call(engine, batch)
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e3
+        device_us = float(begin.elapsed_time(end)) * 1e3
+        return device_us, device_us, picked
 
     # --- in CUDA graphs --------------------------------------------------------------------------
 
-    def time_replay(self, engine: Engine, source: DecodeBatch) -> tuple[float, float, str]:
-        """The same of one call that is a graph's replay, where the strategy can be captured."""
+    def time_replay(self, engine: Engine, source: DecodeBatch) -> Measured:
+        """One call that is a graph's replay, where the strategy can be captured."""
         self._turn = (self._turn + 1) % len(self.kv_layers)
         wall_us, device_us, decision = self._step(engine, source, (self._turn,))
         return wall_us, device_us, decision.strategy
 
-    def time_model(self, engine: Engine, source: DecodeBatch) -> tuple[float, float, str]:
-        """The same of a step that plans once and runs all layers of a model."""
+    def time_model(self, engine: Engine, source: DecodeBatch) -> Measured:
+        """A step that plans once and runs all layers of a model."""
         wall_us, device_us, decision = self._step(engine, source, self._model)
         engine.policy.observe(source.lengths, decision, wall_us)
         return wall_us, device_us, decision.strategy

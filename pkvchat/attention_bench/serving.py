@@ -1,4 +1,4 @@
-"""A trace under three protocols, every engine taking its turn in each step.
+"""A trace under three protocols.
 
 - calls, the paper's: each step is one attention call, planned in it; KV of another layer each time,
   so that no step finds in a cache what the one before has read.
@@ -10,21 +10,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
 from pkvchat.kernels.batch import DecodeBatch
 from pkvchat.kernels.progress import Progress
 
-from .counters import count
+from .counters import count_launches, schedule
 from .engines import Engine, Engines
 from .floor import Floor
 from .problem import kv_bytes
 from .results import Counters, Elapsed, TraceResult
-from .server import Server
+from .server import Measured, Server
 
-_Measure = Callable[[Engine, DecodeBatch], tuple[float, float, str]]
+_Measure = Callable[[Engine, DecodeBatch], Measured]
+_Steps = dict[str, list[tuple[float, float]]]  # by engine: us by the clock and on the device
 
 
 def serve(
@@ -37,13 +39,21 @@ def serve(
     workload, shape = server.workload, server.shape
     errors = server.check(calls)
     server.capture([s for engine in model.all for s in engine.strategies.values()])
-    elapsed: dict[str, dict[str, Elapsed]] = {}
     picks: dict[str, dict[str, int]] = {}
-    for protocol, engines, measure in _protocols(server, calls, model):
-        stage = f"{workload.label}, {protocol}"
-        elapsed[protocol], picks[protocol] = _walk(
-            server.batches, engines, measure, repeats, partial(progress, stage)
-        )
+
+    def walk(protocol: str, engines: Engines, measure: _Measure) -> _Steps:
+        report = partial(progress, f"{workload.label}, {protocol}")
+        steps, picks[protocol] = _walk(server.batches, engines, measure, repeats, report)
+        return steps
+
+    if server.on_cuda:
+        on_device = walk("calls", calls, server.time_call_on_device)
+        by_clock = walk("calls", calls, server.time_call)
+        replays = walk("replays", calls, server.time_replay)
+        protocols = {"calls": (calls, _joined(by_clock, on_device)), "replays": (calls, replays)}
+    else:
+        protocols = {"calls": (calls, walk("calls", calls, server.time_call))}
+    protocols["model"] = model, walk("model", model, server.time_model)
     lengths = [[row.length for row in step] for step in workload.steps]
     mean_bytes = sum(kv_bytes(row, shape) for row in lengths) // len(lengths)
     return TraceResult(
@@ -55,19 +65,10 @@ def serve(
         kv_bytes=mean_bytes,
         floor_us=floor(mean_bytes),
         layers=server.num_layers,
-        elapsed=elapsed,
+        elapsed={name: _elapsed(*measured) for name, measured in protocols.items()},
         picks=picks,
         errors=errors,
     )
-
-
-def _protocols(
-    server: Server, calls: Engines, model: Engines
-) -> Iterator[tuple[str, Engines, _Measure]]:
-    yield "calls", calls, server.time_call
-    if server.on_cuda:
-        yield "replays", calls, server.time_replay
-    yield "model", model, server.time_model
 
 
 def _walk(
@@ -76,39 +77,58 @@ def _walk(
     measure: _Measure,
     repeats: int,
     progress: Callable[[int, int], None],
-) -> tuple[dict[str, Elapsed], dict[str, int]]:
-    """Elapsed by engine, each step the median of the repeats; and what "adaptive" picked."""
+) -> tuple[_Steps, dict[str, int]]:
+    """Each step's median over the repeats; and what "adaptive" picked.
+
+    One engine after another, as a program has only one: its host code is warm from step to step.
+    """
+    samples: dict[str, list[list[tuple[float, float]]]] = {}
+    picks: Counter[str] = Counter()
     for batch in {len(batch): batch for batch in batches}.values():
         for engine in engines.all:
             measure(engine, batch)  # compile, allocate
-    samples: dict[str, list[list[tuple[float, float]]]] = {
-        engine.name: [[] for _ in batches] for engine in engines.all
-    }
-    picks: Counter[str] = Counter()
     for repeat in range(repeats):
-        for engine in engines.all:
+        for number, engine in enumerate(engines.all):
+            progress(repeat * len(engines.all) + number, repeats * len(engines.all))
             engine.forget()
-        for number, batch in enumerate(batches):
-            progress(repeat * len(batches) + number, repeats * len(batches))
-            for engine in engines.all:
+            steps = samples.setdefault(engine.name, [[] for _ in batches])
+            for step, batch in zip(steps, batches, strict=True):
                 wall_us, device_us, picked = measure(engine, batch)
-                samples[engine.name][number].append((wall_us, device_us))
+                step.append((wall_us, device_us))
                 if engine is engines.adaptive:
                     picks[picked] += 1
     medians = {
-        name: [tuple(median(times) for times in zip(*step, strict=True)) for step in steps]
+        name: [
+            (median(wall), median(device)) for wall, device in (zip(*s, strict=True) for s in steps)
+        ]
         for name, steps in samples.items()
     }
-    totals = {name: _total(steps) for name, steps in medians.items()}
+    return medians, dict(picks)
+
+
+def _joined(by_clock: _Steps, on_device: _Steps) -> _Steps:
+    return {
+        name: [
+            (wall, device) for (wall, _), (device, _) in zip(steps, on_device[name], strict=True)
+        ]
+        for name, steps in by_clock.items()
+    }
+
+
+def _elapsed(engines: Engines, measured: _Steps) -> dict[str, Elapsed]:
+    """By engine, over all steps; the oracle takes each step's best."""
+    totals = {name: _total(steps) for name, steps in measured.items()}
     if engines.oracle:
-        fixed = [medians[engine.name] for engine in engines.fixed]
-        best = [tuple(map(min, zip(*each, strict=True))) for each in zip(*fixed, strict=True)]
+        fixed = [measured[engine.name] for engine in engines.fixed]
+        best = [
+            (min(wall), min(device))
+            for wall, device in (zip(*step, strict=True) for step in zip(*fixed, strict=True))
+        ]
         totals["oracle"] = _total(best)
-    return totals, dict(picks)
+    return totals
 
 
-def _total(steps: Sequence[tuple[float, ...]]) -> Elapsed:
-    """steps: microseconds by the clock and on the device."""
+def _total(steps: Sequence[tuple[float, float]]) -> Elapsed:
     wall_us, device_us = map(sum, zip(*steps, strict=True))
     return Elapsed(wall_us / 1e3, device_us / 1e3)
 
@@ -116,10 +136,14 @@ def _total(steps: Sequence[tuple[float, ...]]) -> Elapsed:
 def count_calls(server: Server, engines: Engines) -> dict[str, Counters]:
     """By engine, of the trace's middle step. What looks at kernels slows those after it down."""
     batch = server.batches[len(server.batches) // 2]
-    counters = {}
+    schedules = {}
     for engine in engines.all:
         decision = engine.policy.choose(batch.lengths)
         strategy = engine.strategies[decision.strategy]
-        call = partial(server.call, engine, batch)
-        counters[engine.name] = count(strategy, server.shape, batch, decision.num_splits, call)
-    return counters
+        schedules[engine.name] = schedule(strategy, server.shape, batch, decision.num_splits)
+    calls = [partial(server.call, engine, batch) for engine in engines.all]
+    launches = count_launches(calls) if server.on_cuda else [None for _ in calls]
+    return {
+        name: replace(counters, launches=found)
+        for (name, counters), found in zip(schedules.items(), launches, strict=True)
+    }

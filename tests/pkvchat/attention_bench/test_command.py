@@ -7,6 +7,7 @@ import json
 import pytest
 
 from pkvchat.attention_bench import options
+from pkvchat.attention_bench.command import measure
 from pkvchat.attention_bench.results import read_results
 from pkvchat.cli import main
 
@@ -118,3 +119,23 @@ def test_on_a_gpu(trace_file, capsys):
         assert elapsed["device_ms"] > 0
         assert elapsed["wall_ms"] > 0
     assert case["floor_us"] < case["times"]["workqueue"]["layer_us"]
+
+
+class Interrupt:
+    """A progress line at which someone presses Ctrl+C."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def __call__(self, stage, done, total):
+        if (stage, done) == self.at:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_keeps_what_it_has():
+    given = {"device": "cpu", "grid": True, "engines": ("split",), "lengths": (64,)}
+    results = measure(given, Interrupt(("8/2 heads", 2)))
+    assert [case.case for case in results.cases] == ["G4 B1 64", "G4 B4 64"]
+    assert results.notes == ["interrupted before all was measured"]
+    with pytest.raises(KeyboardInterrupt):
+        measure(given, Interrupt(("8/2 heads", 0)))
