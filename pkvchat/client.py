@@ -12,11 +12,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from .messages import Command, Died, Event, Shutdown
+from .messages import Command, Died, Event, Ready, Shutdown
 from .options import EngineOptions
 from .process import main
 
-_LEAVE_S = 5  # for a step to end, and torch with it
+_LEAVE_S = 5  # for a step to end, and torch with it; one that still loads has nothing to end
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -56,6 +56,7 @@ class EngineClient:
         self._process: SpawnProcess | None = None
         self._connection: Connection | None = None
         self._writer: _Writer | None = None
+        self._loaded = False
 
     def start(self) -> None:
         """Start the process; events (Loading, then Ready or Failed) follow."""
@@ -71,6 +72,7 @@ class EngineClient:
         theirs.close()
         self._connection = ours
         self._writer = _Writer(ours)
+        self._loaded = False
 
     @property
     def alive(self) -> bool:
@@ -99,6 +101,7 @@ class EngineClient:
             if self._connection is connection:
                 self._connection = None
             return [Died(self._why())]
+        self._loaded = self._loaded or any(isinstance(event, Ready) for event in events)
         return events
 
     def restart(self) -> None:
@@ -115,11 +118,13 @@ class EngineClient:
         process, self._process = self._process, None
         connection, self._connection = self._connection, None
         if process is not None:
-            process.join(timeout=_LEAVE_S)
-            if process.is_alive():
+            process.join(timeout=_LEAVE_S if self._loaded else 0)
+            given_up = process.is_alive()
+            if given_up:
                 process.kill()
                 process.join()
-            if process.exitcode == 0:  # else the log may say why
+            # Else the log may say why.
+            if process.exitcode == 0 or (given_up and not self._loaded):
                 shutil.rmtree(self.log_path.parent, ignore_errors=True)
         if connection is not None:
             connection.close()

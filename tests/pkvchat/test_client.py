@@ -100,6 +100,12 @@ def test_a_process_loads_answers_dies_and_comes_back(client: EngineClient) -> No
     client.close()
     assert not client.log_path.parent.exists()
 
+    client.start()
+    until(client, Loading)
+    client.close()  # at once, as nothing is lost
+    assert not client.alive
+    assert not client.log_path.parent.exists()
+
 
 def test_a_model_that_is_not_there_is_one_line(client: EngineClient) -> None:
     client.options = EngineOptions(model="/nowhere/model.gguf")
