@@ -1,0 +1,73 @@
+"""The kernels compile for a GPU, where there is none: the interpreter takes more than Triton does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+# Launches on CPU tensors, of which each compiles its kernel for an H100 or H200 and ends there.
+SCRIPT = """
+import dataclasses
+import sys
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver, jit
+
+from pkvchat.kernels.batch import AttentionShape, DecodeBatch, LayerSpec
+from pkvchat.kernels.kv import allocate_kv, kv_rows
+from pkvchat.kernels.kv_triton import write_kv_triton
+from pkvchat.kernels.qkv_triton import store_qkv_triton
+from pkvchat.kernels.split_triton import SplitTriton
+from pkvchat.kernels.tile_config import tile_config
+from pkvchat.kernels.workqueue_triton import WorkqueueTriton
+
+
+class Hopper:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+launch = jit.JITFunction.run
+jit.JITFunction.run = lambda self, *args, **options: launch(
+    self, *args, **{**options, "warmup": True}
+)
+driver.set_active(Hopper())
+
+cls = {"split": SplitTriton, "workqueue": WorkqueueTriton}[sys.argv[1]]
+kv_dtype = getattr(torch, sys.argv[2])
+shape = AttentionShape(8, 2, 64, 16, torch.bfloat16, torch.device("cpu"), kv_dtype)
+(kv_layer,) = allocate_kv(1, 4, shape)
+qkv = torch.zeros(2, 12, 64, dtype=torch.bfloat16)
+lengths = torch.tensor([40, 7], dtype=torch.int32)
+batch = DecodeBatch(torch.zeros(2, 3, dtype=torch.int32), lengths, lengths.long(), (40, 7))
+rows = kv_rows(batch.slot_mapping % 16, kv_layer)
+write_kv_triton(kv_layer, rows, qkv[:, 8:10], qkv[:, 10:])
+angles = torch.zeros(2, 32)
+q = store_qkv_triton(qkv, (angles, angles), None, kv_layer, rows)
+strategy = cls(shape, dataclasses.replace(tile_config(shape), num_stages=3, pdl=True))
+strategy.plan(batch, 2)
+spec = LayerSpec(0.125, softcap=20.0, sinks=torch.zeros(8))
+for _ in range(2):  # the first layer of a step, and those that overlap the one before
+    strategy.run(q, kv_layer, torch.empty_like(q), spec)
+"""
+
+
+@pytest.mark.parametrize(("name", "kv_dtype"), [("split", "bfloat16"), ("workqueue", "int8")])
+def test_compiles_for_hopper(tmp_path, name, kv_dtype):
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", SCRIPT, name, kv_dtype]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert list(tmp_path.rglob("_attend_kernel.cubin"))
