@@ -3,10 +3,10 @@
 Start at ``app.py`` (the window and ``run``). ``session.py`` deals with the engine, over the thread
 of ``link.py``; ``saver.py`` writes chats down as they change.
 What a person can ask for is in ``pkvchat/commands/`` and, where it needs a screen, in
-``*_commands.py`` here: one table (``registry.py``) for keys, slashes, palette and help; ``host.py``
-is the app as the shared commands see it.
+``*_commands.py`` here: one table (``registry.py``) for keys (``keymap.py``), slashes, palette and
+help; ``host.py`` is the app as the shared commands see it.
 ``transcript.py`` draws a chat from ``turn.py``'s lines, which ``blocks.py`` makes of Markdown as it
-streams; ``composer.py`` takes prompts; ``tabstrip.py``, ``panel.py`` and ``status.py`` are the
-strips around them.
+streams; ``composer.py`` takes prompts, which ``token_count.py`` measures; ``tabstrip.py``,
+``sidebar.py``, ``panel.py`` and ``status.py`` are around them.
 Text from people and models is never markup here; ``pkvchat/clean.py`` makes it safe for a terminal.
 """

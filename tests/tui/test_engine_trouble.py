@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pkvchat.messages import Delta, Failed, Finished, Loading, Ready, Started
+from pkvchat.messages import Delta, Failed, Finished, Loading, Notice, Ready, Started
 
 OpenApp = Callable[..., Any]
 
@@ -80,8 +80,12 @@ async def test_out_of_pages_names_the_chats_that_hold_them(open_app: OpenApp) ->
         await window.press("ctrl+t")
         two = await window.ask("another")
         window.say(Delta(two, "half", 1), Finished(two, "error", 5, 1, 0.1, 0.0))
-        window.say(Failed(two, f"no KV page is free: {one} holds 500 of 512; close it"))
-        await window.shows("“a [long] story” holds 500 of 512; close it", "half")
+        window.say(Failed(two, "out of KV pages: start with a larger --kv-memory"))
+        window.say(Notice(one, f"waiting for 2 KV pages, and 0 are free: {two} (500) answering"))
+        await window.shows("! out of KV pages", "half")
+        await window.press("alt+1")
+        await window.shows("0 are free: “another” (500) answering")
+        assert two not in window.text
         assert one not in window.text
 
 
