@@ -1,4 +1,4 @@
-"""The kernels compile for a GPU, where there is none: the interpreter takes more than Triton does."""
+"""The kernels compile for a GPU where there is none: Triton is stricter than its interpreter."""
 
 from __future__ import annotations
 
