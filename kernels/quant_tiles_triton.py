@@ -109,8 +109,10 @@ def group_scales(
     elif TYPE == "Q6_K":
         pair = tl.load(scales_ptr + row * (WIDTH // 32) + unit, mask=mask, other=0).to(tl.int32)
         scale = (pair << 24) >> 24 if HALF == 0 else pair >> 8
-        # The hint is not true, and only has the compiler divide this load as it divides the words.
-        at = tl.max_contiguous(supers_ptr + row * (WIDTH // 256) + unit // 8, (2, 1))
+        # Not contiguous: said so that the compiler divides this load as it divides the words. And
+        # aligned to no more than a number, or it would load two at once.
+        at = tl.multiple_of(supers_ptr + row * (WIDTH // 256) + unit // 8, (2, 1))
+        at = tl.max_contiguous(at, (2, 1))
         d = tl.load(at, mask=mask, other=0.0)
         scale = scale.to(tl.float32) * d.to(tl.float32)
         bias = scale * -32.0
