@@ -59,7 +59,6 @@ class Conversation:
         self._registry = registry
         self._options = settings.engine
         self._service = _start(settings.engine)
-        self._policy = settings.engine.policy
         self._current = self._fresh()
         self._before_prompt = ""
         self._raw = not sys.stdout.isatty()  # a file gets what the model wrote, a terminal is safe
@@ -133,7 +132,7 @@ class Conversation:
 
     @property
     def policy(self) -> str:
-        return self._policy
+        return self._options.policy
 
     def say(self, text: str) -> None:
         say(text)
@@ -145,7 +144,7 @@ class Conversation:
         for event in events:
             match event:
                 case PolicyChanged(name):
-                    self._policy = name
+                    self._options = replace(self._options, policy=name)
                     say(f"policy {name}")
                 case Benched(table):
                     say(table)
@@ -171,7 +170,6 @@ class Conversation:
         except ChatError as error:
             self._service = _start(self._options)
             raise CommandError(str(error)) from error
-        self._policy = self._options.policy
 
     def revive(self) -> bool:
         return False

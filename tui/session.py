@@ -97,7 +97,8 @@ class Session:
             case Ready():
                 self._became_ready(event)
             case PolicyChanged(name):
-                state.policy = name
+                state.policy = name  # of the next engine, too
+                self._options = self.client.options = replace(self.client.options, policy=name)
             case Benched(table):
                 self._app.note(self._app.tab, table)
             case Counted():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pkvchat.messages import Delta, Failed, Finished, Loading, Notice, Ready, Started
+from pkvchat.messages import Delta, Failed, Finished, Loading, Notice, PolicyChanged, Ready, Started
 
 OpenApp = Callable[..., Any]
 
@@ -106,6 +106,17 @@ async def test_another_model_takes_over_the_chats(open_app: OpenApp, ready: Read
             "",
             "Qwen3-0.6B",
         ]
+
+
+async def test_a_policy_outlives_its_engine(open_app: OpenApp) -> None:
+    async with open_app() as window:
+        window.say(PolicyChanged("forced-split"))
+        await window.settle(lambda: window.app.session.state.policy == "forced-split")
+        window.engine.die()
+        await window.shows("^R restarts the engine")
+        await window.press("ctrl+r")
+        await window.settle(lambda: window.engine.starts == 2)
+        assert window.engine.options.policy == "forced-split"
 
 
 async def test_a_model_that_is_not_there_gives_way_to_the_one_before(
