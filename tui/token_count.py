@@ -11,8 +11,8 @@ from pkvchat.messages import ChatMessage, Counted, CountTokens
 if TYPE_CHECKING:
     from .app import ChatApp
 
-_PAUSE_S = 0.2  # of the typist, and as much more per million characters, before anything is asked
-_PAUSE_PER_CHAR_S = 1e-6
+_PAUSE_S = 0.2  # of the typist, before anything is asked,
+_PAUSE_PER_CHAR_S = 1e-6  # and about as long again as the counting takes
 
 
 class TokenCount:
@@ -30,8 +30,9 @@ class TokenCount:
         self._exact = None
         if self._timer is not None:
             self._timer.stop()
-        pause = _PAUSE_S + _PAUSE_PER_CHAR_S * len(self._app.composer.full_text)
-        self._timer = self._app.set_timer(pause, self._ask)
+        tab = self._app.tab
+        chars = len(self._app.composer.full_text) + tab.context_tokens * tab.chars_per_token
+        self._timer = self._app.set_timer(_PAUSE_S + _PAUSE_PER_CHAR_S * chars, self._ask)
 
     def _ask(self) -> None:
         text, session = self._text(), self._app.session
