@@ -43,7 +43,14 @@ def _set_up_readline(complete: Callable[[str], list[str]]) -> bool:
         import readline
     except ImportError:
         return False
-    readline.set_completer(lambda text, state: [*complete(text), None][state])
+
+    def completer(text: str, state: int) -> str | None:
+        found = complete(text)
+        if len(found) == 1 and not found[0].endswith("/"):  # there is nothing else it may become
+            found = [f"{found[0]} "]
+        return found[state] if state < len(found) else None
+
+    readline.set_completer(completer)
     readline.set_completer_delims("")
     libedit = "libedit" in (readline.__doc__ or "")
     readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")

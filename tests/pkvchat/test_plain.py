@@ -162,7 +162,7 @@ def test_a_terminal_completes_and_recalls(cli_env):
         screen = screen[screen.index(text) + len(text) :]
 
     until(b"> ")
-    os.write(main, b"/show sys\t\n")
+    os.write(main, b"/sho\tsys\t\n")
     until(b"no system prompt")
     os.write(main, b"\x10\n")
     until(b"no system prompt")
