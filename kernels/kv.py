@@ -73,8 +73,8 @@ def write_kv(kv_layer: torch.Tensor, rows: torch.Tensor, k: torch.Tensor, v: tor
 
 def scale_index(rows: torch.Tensor, page_size: int, page_rows: int, head_dim: int) -> torch.Tensor:
     """Where the scales of ``rows`` (see kv_rows) are in the layer seen as float32."""
-    first = rows // page_rows * page_rows + page_size
-    return first.mul(head_dim // SCALE_BYTES).add(rows % page_rows)
+    first = (rows // page_rows * page_rows + page_size) * (head_dim // SCALE_BYTES)
+    return first + rows % page_rows
 
 
 def quantise(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,9 +95,9 @@ def dequantise(
 
     Returns [..., page_size, head_dim] of ``dtype``.
     """
-    values = pages[..., : page_size * head_dim].unflatten(-1, (page_size, head_dim))
+    values = pages[..., : page_size * head_dim].float().unflatten(-1, (page_size, head_dim))
     scales = pages.view(torch.float32)[..., page_size * head_dim // SCALE_BYTES :][..., :page_size]
-    return (values.float() * scales.unsqueeze(-1)).to(dtype)
+    return torch.mul(values, scales.unsqueeze(-1)).to(dtype)
 
 
 def fill_random(kv_layer: torch.Tensor) -> None:
