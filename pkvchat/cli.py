@@ -244,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="pkvchat",
         description="Chat with a local model in the terminal.",
-        epilog="Without a terminal, or with --no-tui, each line of input is a prompt or a /command.",
+        epilog="Without a terminal, or with --no-tui, each input line is a prompt or a /command.",
     )
     once = parser.add_mutually_exclusive_group()
     once.add_argument("-p", "--prompt", metavar="TEXT", type=_text, help="answer TEXT and exit")
