@@ -39,7 +39,8 @@ def test_against_fp64(triton_device, num_x, rows, width, activation, dtype):
     if activation:
         gates, ups = expected.chunk(2, -1)
         expected = ACTIVATIONS[activation](gates) * ups
-    torch.testing.assert_close(whole[:, 1:-2].cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    error = (whole[:, 1:-2].cpu().double() - expected).norm() / expected.norm()
+    assert error < 2e-6
     assert whole[:, [0, -2, -1]].isnan().all()
 
 
