@@ -108,7 +108,8 @@ def test_several_rows(triton_device, name, num_rows, config, dtype):
     gemm(planes, x.to(triton_device), whole[:, 2:39], bias.to(triton_device), config)
     expected = x.double() @ reference(name, raw).double().T + bias
     # In bfloat16 weights and scales are rounded, by the interpreter towards zero.
-    limit = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 8e-3}[dtype]
+    rounded = 4e-3 if triton_device.type == "cuda" else 8e-3
+    limit = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: rounded}[dtype]
     assert error(whole[:, 2:39], expected) < limit
     assert whole[:, [0, 1, 39]].isnan().all()
 
