@@ -6,7 +6,8 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def store_path() -> Path:
 
 
 class ChatStore:
-    """One file of chats. All calls from one thread.
+    """One file of chats. All calls but ``find`` from one thread.
 
     At most what changed since the last ``save`` is lost when the process is killed. Raises
     ChatError where the file cannot be opened, is from a later pkvchat, or a write fails.
@@ -114,8 +115,7 @@ class ChatStore:
             return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, isolation_level=None, timeout=5)
-        db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one bad byte costs one byte
+        db = _connect(self.path)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA foreign_keys = ON")
@@ -233,30 +233,41 @@ class ChatStore:
     def find(self, words: str, limit: int = 200) -> list[Found]:
         """Saved chats that hold ``words`` in title or text, the newest first; "" finds all.
 
-        Raises ChatError.
+        Reads every text that there is, so it may be called from any thread. Raises ChatError.
         """
-        rows = self._rows(
-            "SELECT c.id, c.title, c.updated, c.tab IS NOT NULL, ("
-            "  SELECT v.text FROM messages m JOIN versions v ON v.message_id = m.id"
-            "  WHERE m.chat_id = c.id AND instr(lower(v.text), lower(?1)) LIMIT 1) AS hit "
-            "FROM chats c WHERE hit IS NOT NULL OR instr(lower(c.title), lower(?1)) "
-            "ORDER BY c.updated DESC LIMIT ?2",
-            _utf8(words),
-            limit,
-        )
+        with self._reading(), closing(_connect(self.path)) as db:
+            rows = db.execute(
+                "SELECT c.id, c.title, c.updated, c.tab IS NOT NULL, ("
+                "  SELECT v.text FROM messages m JOIN versions v ON v.message_id = m.id"
+                "  WHERE m.chat_id = c.id AND instr(lower(v.text), lower(?1)) LIMIT 1) AS hit "
+                "FROM chats c WHERE hit IS NOT NULL OR instr(lower(c.title), lower(?1)) "
+                "ORDER BY c.updated DESC LIMIT ?2",
+                (_utf8(words), limit),
+            ).fetchall()
         return [
             Found(id, title, updated, bool(is_open), _snippet(hit or "", words))
             for id, title, updated, is_open, hit in rows
         ]
 
     def _rows(self, query: str, *values: object) -> list[Any]:
-        try:
+        with self._reading():
             return self._db.execute(query, values).fetchall()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.Error as error:
             raise ChatError(
                 f"{self.path} cannot be read: {error}; move it away to start afresh, "
                 "or save what it holds with sqlite3's .recover"
             ) from error
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, timeout=5)
+    db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one bad byte costs one byte
+    return db
 
 
 def _signature(message: Message, place: int) -> tuple[object, ...]:

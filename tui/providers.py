@@ -44,16 +44,16 @@ class ChatProvider(Provider):
     """Saved chats, by title and by any word said in them."""
 
     async def discover(self) -> Hits:
-        for found in self._find(""):
+        for found in await self._find(""):
             yield DiscoveryHit(Content(_line(found)), self._open(found), found.id)
 
     async def search(self, query: str) -> Hits:
-        for rank, found in enumerate(self._find(query)):
+        for rank, found in enumerate(await self._find(query)):
             yield Hit(1 / (rank + 1), Content(_line(found)), self._open(found), found.id)
 
-    def _find(self, words: str) -> list[Found]:
+    async def _find(self, words: str) -> list[Found]:
         app: ChatApp = self.app  # type: ignore[assignment]
-        return app.saver.find(words)
+        return await app.saver.find(words)
 
     def _open(self, found: Found) -> Callable[[], None]:
         app: ChatApp = self.app  # type: ignore[assignment]

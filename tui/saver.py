@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -57,13 +58,13 @@ class Saver:
             if tab in unsaved:
                 self._save(tab, place)
 
-    def find(self, words: str) -> list[Found]:
+    async def find(self, words: str) -> list[Found]:
         """The saved chats that hold ``words``; none, and it is said, where they can't be read."""
         if self.store is None:
             return []
         self.now()
         try:
-            return self.store.find(words)
+            return await asyncio.to_thread(self.store.find, words)
         except ChatError as error:
             self._app.notify(str(error), severity="error", markup=False, timeout=10)
             return []

@@ -102,8 +102,11 @@ class Sidebar(Vertical):
         self._timer = self.set_timer(_PAUSE_S, self.search)
 
     def search(self) -> None:
-        """Ask the store anew."""
-        self._found = self._chat_app.saver.find(self._words)
+        """Ask the store anew; what is listed stays until it has answered."""
+        self.run_worker(self._search(), exclusive=True, group="search")
+
+    async def _search(self) -> None:
+        self._found = await self._chat_app.saver.find(self._words)
         self.update(self._chat_app.tabs, self._chat_app.tab)
 
     # --- keys ---------------------------------------------------------------------------------
@@ -119,7 +122,11 @@ class Sidebar(Vertical):
                 chats.action_cursor_up()
 
     @on(Input.Submitted)
-    def _open_highlighted(self) -> None:
+    def _open_hit(self) -> None:
+        self.run_worker(self._search_and_open(), exclusive=True, group="search")
+
+    async def _search_and_open(self) -> None:
+        await self._search()  # the list may be of what was typed before
         self.query_one(OptionList).action_select()
 
     @on(OptionList.OptionSelected)

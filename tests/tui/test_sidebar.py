@@ -60,6 +60,12 @@ async def test_the_list_follows_the_tabs_and_keys_reach_it(
         await window.settle(lambda: app.active == 0)
 
 
+async def test_enter_opens_what_was_typed_however_fast(open_app: OpenApp, two: ChatStore) -> None:
+    async with open_app(store=two) as window:
+        await window.press("f5", *"salt", "enter")
+        await window.settle(lambda: window.chat.title == "[b]sea[/b]")
+
+
 async def test_without_a_store_the_open_chats_are_listed(open_app: OpenApp) -> None:
     async with open_app(size=(60, 20)) as window:
         await window.press("f5")
