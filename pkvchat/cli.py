@@ -8,17 +8,23 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 from pkvchat.models.errors import ModelError
 
 from . import __version__
-from .arguments import by_rule, list_of
 from .attention_bench.options import add_flags as add_attention_flags
 from .errors import INTERRUPTED, ChatError, UsageError
-from .options import CACHE_TYPES, MAX_PROMPT, EngineOptions
-from .sampling import SamplingParams
-from .settings import RULES, Rule, Settings, load_settings
+from .flags import (
+    CHAT_FLAGS,
+    Parser,
+    add_bench_flags,
+    add_compare_flags,
+    add_engine_flags,
+    add_settings,
+    utf8_text,
+)
+from .options import MAX_PROMPT, EngineOptions
+from .settings import Settings, load_settings
 
 BROKEN_PIPE = 141  # and for a reader that went away
 
@@ -199,58 +205,22 @@ def _read(name: str) -> str:
 
 # --- the arguments -------------------------------------------------------------------------------
 
-# Flags that are settings too: field, names, what stands for the value, help. RULES checks them.
-_ENGINE_FLAGS = (
-    (
-        "model",
-        "-m --model -hf",
-        "NAME",
-        "a name that `pkvchat models` lists, a path, owner/name[:QUANT]",
-    ),
-    ("threads", "-t --threads", "N", "CPU threads (0: torch's choice)"),
-    ("device", "--device", "NAME", "auto, cpu, cuda or cuda:N"),
-    ("dtype", "--dtype", "TYPE", "auto, f32, f16 or bf16"),
-    ("kv_memory", "--kv-memory", "SIZE", "memory for the KV cache, such as 512M or 2G"),
-    ("memory_limit", "--memory-limit", "SIZE", "of a GPU, to use no more memory than this"),
-    ("cache_type_k", "-ctk --cache-type-k", "TYPE", f"K in the cache: {', '.join(CACHE_TYPES)}"),
-    ("cache_type_v", "-ctv --cache-type-v", "TYPE", "V in the cache: the same as K"),
-    ("page_size", "--page-size", "N", "tokens in a KV page: 16, 32 or 64"),
-    ("policy", "--policy", "NAME", "adaptive, or forced-STRATEGY"),
-)
-_CHAT_FLAGS = (
-    ("context", "-c --ctx-size", "N", "tokens a chat may have (0: the model's own limit)"),
-    ("max_tokens", "-n --predict --n-predict", "N", "new tokens at most (-1: no limit)"),
-    ("seed", "-s --seed", "N", "the same seed gives the same text"),
-    ("temperature", "--temp", "X", "0 always takes the likeliest token"),
-    ("top_k", "--top-k", "N", "choose among the N likeliest tokens (0: all)"),
-    ("top_p", "--top-p", "X", "choose among the likeliest that make up X of the probability"),
-    ("min_p", "--min-p", "X", "leave out tokens below X times the likeliest one's probability"),
-    ("repeat_penalty", "--repeat-penalty", "X", "make recent tokens less likely (1: off)"),
-    ("repeat_last_n", "--repeat-last-n", "N", "how many tokens are recent (-1: all)"),
-)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Keeps an error to one line, and leaves flags that were not given out of the namespace."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="pkvchat",
         description="Chat with a local model in the terminal.",
         epilog="Without a terminal, or with --no-tui, each input line is a prompt or a /command.",
     )
     once = parser.add_mutually_exclusive_group()
-    once.add_argument("-p", "--prompt", metavar="TEXT", type=_text, help="answer TEXT and exit")
+    once.add_argument("-p", "--prompt", metavar="TEXT", type=utf8_text, help="answer TEXT and exit")
     once.add_argument("-f", "--file", metavar="FILE", help="answer FILE's text (-: standard input)")
     parser.add_argument(
-        "-sys", "--system-prompt", metavar="TEXT", type=_text, help="what the model is told first"
+        "-sys",
+        "--system-prompt",
+        metavar="TEXT",
+        type=utf8_text,
+        help="what the model is told first",
     )
     parser.add_argument("--no-tui", action="store_true", help="plain lines, even in a terminal")
     parser.add_argument(
@@ -260,8 +230,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps", dest="steps_path", metavar="FILE", help="log each decode step as a line of JSON"
     )
-    _add_settings(parser.add_argument_group("answers"), _CHAT_FLAGS)
-    _add_engine_flags(parser)
+    add_settings(parser.add_argument_group("answers"), CHAT_FLAGS)
+    add_engine_flags(parser)
     parser.set_defaults(run=_chat)
 
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -271,8 +241,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Time prompt reading (pp) and decoding (tg) as llama-bench does. "
         "Numbers may be lists: -d 0,4096.",
     )
-    _add_bench_flags(bench)
-    _add_engine_flags(bench, but="policy")
+    add_bench_flags(bench)
+    add_engine_flags(bench, but="policy")
     bench.set_defaults(run=_bench)
     compare = commands.add_parser(
         "compare",
@@ -280,8 +250,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Answer the same prompts, greedily, under each policy, and say how fast each "
         "was, with which strategies, and where texts part.",
     )
-    _add_compare_flags(compare)
-    _add_engine_flags(compare, but="policy")
+    add_compare_flags(compare)
+    add_engine_flags(compare, but="policy")
     compare.set_defaults(run=_compare)
     attention = commands.add_parser(
         "bench-attention",
@@ -297,106 +267,16 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure for a model which types this device is fast in and what each strategy "
         "costs on it. The first start does so by itself.",
     )
-    _add_engine_flags(calibrate)
+    add_engine_flags(calibrate)
     calibrate.set_defaults(run=_calibrate)
     models = commands.add_parser("models", help="list models by name")
     models.set_defaults(run=_models)
     for command, run, text in (("pull", _pull, "download"), ("rm", _rm, "delete")):
         one = commands.add_parser(command, help=f"{text} a model")
-        one.add_argument("name", metavar="NAME", type=_text, help="from the list, or owner/name")
+        one.add_argument(
+            "name", metavar="NAME", type=utf8_text, help="from the list, or owner/name"
+        )
         one.set_defaults(run=run)
     for one in (models, *(commands.choices[name] for name in ("pull", "rm"))):
         one.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
-
-
-def _add_settings(
-    group: argparse._ActionsContainer, flags: Sequence[tuple[str, str, str, str]]
-) -> None:
-    defaults = vars(EngineOptions()) | vars(SamplingParams())
-    for name, names, metavar, text in flags:
-        if defaults[name] is not None:
-            text += f" [{defaults[name]}]"
-        group.add_argument(
-            *names.split(), dest=name, metavar=metavar, type=by_rule(RULES[name]), help=text
-        )
-
-
-def _add_engine_flags(parser: argparse.ArgumentParser, but: str = "") -> None:
-    group = parser.add_argument_group("engine")
-    _add_settings(group, [flag for flag in _ENGINE_FLAGS if flag[0] != but])
-    group.add_argument("--debug", action="store_true", help="show tracebacks")
-
-
-def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
-    counts = list_of(Rule(int, "whole numbers, such as 0,4096", lambda n: n >= 0))
-    positive = Rule(int, "a whole number of at least 1", lambda n: n >= 1)
-    for flag, dest, default, kind, text in (
-        ("-p", "prompt_tokens", "512", counts, "prompt tokens to read (0: no pp test)"),
-        ("-n", "new_tokens", "128", counts, "tokens to decode (0: no tg test)"),
-        ("-d", "depths", "0", counts, "tokens in the context before that"),
-        ("-b", "batches", "1", list_of(positive), "sequences at once"),
-        ("-r", "repetitions", "5", by_rule(positive), "measured runs of each test"),
-    ):
-        text += " [%(default)s]"
-        parser.add_argument(flag, dest=dest, default=default, metavar="N", type=kind, help=text)
-    parser.add_argument(
-        "--policy",
-        dest="policies",
-        metavar="NAME",
-        type=lambda text: text.split(","),
-        help="adaptive, forced-STRATEGY, or a list, whose runs take turns [adaptive]",
-    )
-    parser.add_argument(
-        "--random-weights", metavar="SHAPE", help="no model file: random weights of llama-3-8b or qwen3-30b-a3b"
-    )
-    parser.add_argument(
-        "--quant", default="Q4_K_M", help="of random weights: bf16, Q8_0, Q4_K_M [%(default)s]"
-    )
-    parser.add_argument(
-        "-o", dest="output", default="md", choices=("md", "json", "csv"), help="output format"
-    )
-
-
-def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--policy",
-        dest="policies",
-        action="append",
-        required=True,
-        metavar="NAME",
-        help="adaptive, or forced-STRATEGY; give it twice or more",
-    )
-    parser.add_argument(
-        "-f",
-        "--file",
-        required=True,
-        metavar="FILE",
-        help="prompts: blocks between blank lines, or where none is blank one a line (-: stdin)",
-    )
-    count = by_rule(Rule(int, "a whole number of at least 1", lambda n: n >= 1))
-    parser.add_argument(
-        "-b", dest="batch", default="1", metavar="N", type=count, help="prompts at once [1]"
-    )
-    parser.add_argument(
-        "-n",
-        "--predict",
-        dest="max_tokens",
-        default="128",
-        metavar="N",
-        type=by_rule(RULES["max_tokens"]),
-        help="new tokens at most (-1: no limit) [128]",
-    )
-    _add_settings(parser, [flag for flag in _CHAT_FLAGS if flag[0] == "context"])
-    parser.add_argument(
-        "-o", dest="output", default="md", choices=("md", "json", "jsonl"), help="output format"
-    )
-    parser.add_argument("--plot", metavar="FILE", help="draw the steps' times (needs matplotlib)")
-
-
-def _text(text: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise argparse.ArgumentTypeError(f"not valid UTF-8 at character {error.start}") from None
-    return text

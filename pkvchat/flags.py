@@ -1,0 +1,150 @@
+"""The command line's flags, by what they are about."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from .arguments import by_rule, list_of
+from .errors import UsageError
+from .options import CACHE_TYPES, EngineOptions
+from .sampling import SamplingParams
+from .settings import RULES, Rule
+
+# Flags that are settings too: field, names, what stands for the value, help. RULES checks them.
+_ENGINE_FLAGS = (
+    (
+        "model",
+        "-m --model -hf",
+        "NAME",
+        "a name that `pkvchat models` lists, a path, owner/name[:QUANT]",
+    ),
+    ("threads", "-t --threads", "N", "CPU threads (0: torch's choice)"),
+    ("device", "--device", "NAME", "auto, cpu, cuda or cuda:N"),
+    ("dtype", "--dtype", "TYPE", "auto, f32, f16 or bf16"),
+    ("kv_memory", "--kv-memory", "SIZE", "memory for the KV cache, such as 512M or 2G"),
+    ("memory_limit", "--memory-limit", "SIZE", "of a GPU, to use no more memory than this"),
+    ("cache_type_k", "-ctk --cache-type-k", "TYPE", f"K in the cache: {', '.join(CACHE_TYPES)}"),
+    ("cache_type_v", "-ctv --cache-type-v", "TYPE", "V in the cache: the same as K"),
+    ("page_size", "--page-size", "N", "tokens in a KV page: 16, 32 or 64"),
+    ("policy", "--policy", "NAME", "adaptive, or forced-STRATEGY"),
+)
+CHAT_FLAGS = (
+    ("context", "-c --ctx-size", "N", "tokens a chat may have (0: the model's own limit)"),
+    ("max_tokens", "-n --predict --n-predict", "N", "new tokens at most (-1: no limit)"),
+    ("seed", "-s --seed", "N", "the same seed gives the same text"),
+    ("temperature", "--temp", "X", "0 always takes the likeliest token"),
+    ("top_k", "--top-k", "N", "choose among the N likeliest tokens (0: all)"),
+    ("top_p", "--top-p", "X", "choose among the likeliest that make up X of the probability"),
+    ("min_p", "--min-p", "X", "leave out tokens below X times the likeliest one's probability"),
+    ("repeat_penalty", "--repeat-penalty", "X", "make recent tokens less likely (1: off)"),
+    ("repeat_last_n", "--repeat-last-n", "N", "how many tokens are recent (-1: all)"),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Keeps an error to one line, and leaves flags that were not given out of the namespace."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def add_settings(
+    group: argparse._ActionsContainer, flags: Sequence[tuple[str, str, str, str]]
+) -> None:
+    """Flags that are settings too, with their defaults in their help."""
+    defaults = vars(EngineOptions()) | vars(SamplingParams())
+    for name, names, metavar, text in flags:
+        if defaults[name] is not None:
+            text += f" [{defaults[name]}]"
+        group.add_argument(
+            *names.split(), dest=name, metavar=metavar, type=by_rule(RULES[name]), help=text
+        )
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, but: str = "") -> None:
+    """but: the setting that a command has a flag of its own for."""
+    group = parser.add_argument_group("engine")
+    add_settings(group, [flag for flag in _ENGINE_FLAGS if flag[0] != but])
+    group.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def add_bench_flags(parser: argparse.ArgumentParser) -> None:
+    counts = list_of(Rule(int, "whole numbers, such as 0,4096", lambda n: n >= 0))
+    positive = Rule(int, "a whole number of at least 1", lambda n: n >= 1)
+    for flag, dest, default, kind, text in (
+        ("-p", "prompt_tokens", "512", counts, "prompt tokens to read (0: no pp test)"),
+        ("-n", "new_tokens", "128", counts, "tokens to decode (0: no tg test)"),
+        ("-d", "depths", "0", counts, "tokens in the context before that"),
+        ("-b", "batches", "1", list_of(positive), "sequences at once"),
+        ("-r", "repetitions", "5", by_rule(positive), "measured runs of each test"),
+    ):
+        text += " [%(default)s]"
+        parser.add_argument(flag, dest=dest, default=default, metavar="N", type=kind, help=text)
+    parser.add_argument(
+        "--policy",
+        dest="policies",
+        metavar="NAME",
+        type=lambda text: text.split(","),
+        help="adaptive, forced-STRATEGY, or a list, whose runs take turns [adaptive]",
+    )
+    parser.add_argument(
+        "--random-weights",
+        metavar="SHAPE",
+        help="no model file: random weights of llama-3-8b or qwen3-30b-a3b",
+    )
+    parser.add_argument(
+        "--quant", default="Q4_K_M", help="of random weights: bf16, Q8_0, Q4_K_M [%(default)s]"
+    )
+    parser.add_argument(
+        "-o", dest="output", default="md", choices=("md", "json", "csv"), help="output format"
+    )
+
+
+def add_compare_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        dest="policies",
+        action="append",
+        required=True,
+        metavar="NAME",
+        help="adaptive, or forced-STRATEGY; give it twice or more",
+    )
+    parser.add_argument(
+        "-f",
+        "--file",
+        required=True,
+        metavar="FILE",
+        help="prompts: blocks between blank lines, or where none is blank one a line (-: stdin)",
+    )
+    count = by_rule(Rule(int, "a whole number of at least 1", lambda n: n >= 1))
+    parser.add_argument(
+        "-b", dest="batch", default="1", metavar="N", type=count, help="prompts at once [1]"
+    )
+    parser.add_argument(
+        "-n",
+        "--predict",
+        dest="max_tokens",
+        default="128",
+        metavar="N",
+        type=by_rule(RULES["max_tokens"]),
+        help="new tokens at most (-1: no limit) [128]",
+    )
+    add_settings(parser, [flag for flag in CHAT_FLAGS if flag[0] == "context"])
+    parser.add_argument(
+        "-o", dest="output", default="md", choices=("md", "json", "jsonl"), help="output format"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="draw the steps' times (needs matplotlib)")
+
+
+def utf8_text(text: str) -> str:
+    """An argument's type: what a tokenizer can read."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"not valid UTF-8 at character {error.start}") from None
+    return text
