@@ -218,7 +218,7 @@ class ChatStore:
         chat = Chat(title, messages, system, draft, chat_id)
         self._saved[chat_id] = {m.id: _signature(m, place) for place, m in enumerate(messages)}
         for message in messages:
-            if message.role == "assistant":
+            if message.role in ("assistant", "summary"):
                 message.version.reason = message.version.reason or "quit"
         return chat
 

@@ -100,10 +100,11 @@ def test_any_run_of_changes_saved_one_by_one_comes_back(
     other.close()
 
 
-def test_an_answer_that_was_running_is_marked_so(path: Path) -> None:
+@pytest.mark.parametrize("role", ["assistant", "summary"])
+def test_an_answer_that_was_running_is_marked_so(path: Path, role: str) -> None:
     chat = Chat()
     chat.add("user", "go")
-    chat.add("assistant", "half an ans")
+    chat.add(role, "half an ans")
     store = ChatStore(path)
     store.save(chat, 0)
     assert store.load(chat.id).messages[1].version.reason == "quit"
