@@ -8,7 +8,7 @@ bias are applied once per unit, to the sums of x * q and of x.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -175,6 +175,8 @@ def gemv(
     """
     rows = out.shape[1]
     config = config or gemv_config(planes)
+    if activation:  # half of a program's rows are gates
+        config = replace(config, rows=max(1, config.rows // 2))
     kind, num_x = planes.type, x.shape[0]
     pdl = has_dependent_launch(x.device)
     gemv_kernel[(triton.cdiv(rows, config.rows),)](

@@ -11,16 +11,12 @@ from pkvchat.kernels.kv import kv_rows, write_kv
 from pkvchat.kernels.step import StepAttention
 from pkvchat.kernels.strategy import StrategyUnavailable
 
-SPECS = [
-    LayerSpec(0.1),
-    LayerSpec(0.1, window=100),
-    LayerSpec(0.1, softcap=20.0),
-    LayerSpec(0.1, window=33, softcap=20.0),
-]
+# Kinds that test_flashinfer has FlashInfer compile, too: each takes it a minute.
+SPECS = [LayerSpec(0.1), LayerSpec(0.1, window=33, softcap=20.0)]
 
 
-def shape_of(page_size=16, head_dim=128, device="cuda"):
-    return AttentionShape(8, 2, head_dim, page_size, torch.float16, torch.device(device))
+def shape_of(page_size=16, device="cuda"):
+    return AttentionShape(8, 2, 128, page_size, torch.float16, torch.device(device))
 
 
 def test_declines_where_torch_reads_the_chunks():
@@ -44,21 +40,21 @@ def causal(q, k, v, spec, first):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("page_size", "head_dim"), [(16, 128), (32, 64), (64, 128)])
-def test_reads_several_chunks_at_once(page_size, head_dim):
+@pytest.mark.parametrize("page_size", [16, 32, 64])
+def test_reads_several_chunks_at_once(page_size):
     pytest.importorskip("flashinfer")
     torch.manual_seed(0)
-    shape = shape_of(page_size, head_dim)
+    shape = shape_of(page_size)
     paged = FlashInferPrefill(shape, SPECS)
     ends, news = (300, 17, 1000, 64), (300, 1, 129, 50)
     counts = [-(-end // page_size) for end in ends]
-    size = (sum(counts) + 4, 2, shape.num_kv_heads, page_size, head_dim)
+    size = (sum(counts) + 4, 2, shape.num_kv_heads, page_size, shape.head_dim)
     kv_layer = torch.full(size, float("nan"), dtype=shape.dtype, device=shape.device)
     pages = (torch.randperm(sum(counts) + 3) + 1)[: sum(counts)].int().cuda().split(counts)
     sequences, slots = [], []
     for own, end, new in zip(pages, ends, news, strict=True):
         q, k, v = (
-            torch.randn(end, heads, head_dim, device="cuda").half()
+            torch.randn(end, heads, shape.head_dim, device="cuda").half()
             for heads in (shape.num_qo_heads, shape.num_kv_heads, shape.num_kv_heads)
         )
         position = torch.arange(end, device="cuda")
