@@ -23,6 +23,7 @@ from .attend_triton import visible_units
 MAX_BATCH = 1024
 _BLOCK_ROWS = 128
 _BLOCK_PROGRAMS = 64
+_CANDIDATES = tl.constexpr(16)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def _choose_share(
     UNIT: tl.constexpr,
     OVERHEAD: tl.constexpr,
     MIN_SHARE: tl.constexpr,
+    PADDING: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """(share, overhead, step); see Plan."""
@@ -81,14 +83,17 @@ def _choose_share(
         _, units = _block_units(lens_ptr, base, batch, window, UNIT, BLOCK)
         total_units += tl.sum(units, axis=0) * NUM_KV_HEADS
         total_cost += tl.sum(segment_cost(units, OVERHEAD, 1), axis=0) * NUM_KV_HEADS
-    # Padded shares: the smallest with enough programs, if it wastes less than a second piece costs.
+    # Padded shares: the smallest for which the programs suffice, of those not much larger.
     least = tl.maximum(tl.cdiv(total_units, num_programs), MIN_SHARE)
-    shares = least + tl.arange(0, OVERHEAD)
-    needed = tl.zeros([OVERHEAD], tl.int32)
+    most = tl.maximum(least * PADDING // 100, OVERHEAD - 1)
+    more = tl.arange(0, _CANDIDATES) * tl.maximum(most // (_CANDIDATES - 1), 1)
+    shares = least + more
+    needed = tl.zeros([_CANDIDATES], tl.int32)
     for base in range(0, batch, BLOCK):
         _, units = _block_units(lens_ptr, base, batch, window, UNIT, BLOCK)
         needed += tl.sum(tl.cdiv(units[None, :], shares[:, None]), axis=1) * NUM_KV_HEADS
-    padded = tl.min(tl.where(needed <= num_programs, shares, 2147483647), axis=0)
+    fit = (needed <= num_programs) & (more <= most)
+    padded = tl.min(tl.where(fit, shares, 2147483647), axis=0)
     fits = padded < 2147483647
     exact = tl.maximum(tl.cdiv(total_cost, num_programs), MIN_SHARE)
     share = tl.where(fits, padded, exact)
@@ -108,6 +113,7 @@ def _plan_kernel(
     UNIT: tl.constexpr,
     OVERHEAD: tl.constexpr,
     MIN_SHARE: tl.constexpr,
+    PADDING: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PROGRAMS: tl.constexpr,
 ):
@@ -121,6 +127,7 @@ def _plan_kernel(
         UNIT,
         OVERHEAD,
         MIN_SHARE,
+        PADDING,
         BLOCK_ROWS,
     )
     programs = block * BLOCK_PROGRAMS + tl.arange(0, BLOCK_PROGRAMS)
@@ -163,11 +170,13 @@ def plan_shares(
     unit: int,
     overhead: int,
     min_share: int,
+    padding: int,
 ) -> None:
     """Fill ``plan`` for seq_lens [B] int32 in one launch, whatever the lengths.
 
-    unit: tokens per unit of work. overhead: of a segment, in units, a power of two. min_share: of
-    a program, in units.
+    unit: tokens per unit of work. overhead: of a segment, in units. min_share: of a program, in
+    units. padding: by which padded shares may be larger, in percent, where that is more than what
+    a second piece costs.
     """
     num_programs = plan.starts.shape[0]
     _plan_kernel[(triton.cdiv(num_programs, _BLOCK_PROGRAMS),)](
@@ -182,6 +191,7 @@ def plan_shares(
         UNIT=unit,
         OVERHEAD=overhead,
         MIN_SHARE=min_share,
+        PADDING=padding,
         BLOCK_ROWS=_BLOCK_ROWS,
         BLOCK_PROGRAMS=_BLOCK_PROGRAMS,
     )

@@ -152,7 +152,6 @@ class SplitTriton(TritonStrategy):
             C=compiled,
             PDL=overlap,
             num_warps=config.num_warps,
-            maxnreg=config.max_registers,
             launch_pdl=overlap,
         )
         block = MergeBlock.of(shape, max_splits / 2)

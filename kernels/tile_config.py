@@ -25,8 +25,8 @@ class TileConfig:
     num_warps: int = 4
     overhead: int = 64  # what starting a segment costs
     min_share: int = 64  # what a program takes at least, so that short rows have few pieces
+    padding: int = 4  # percent by which workqueue's shares may grow to have one piece each
     prefetch: int = 128  # asked for before the kernel in front is done
-    max_registers: int | None = None  # of a thread; None is the compiler's choice
 
 
 @dataclass(frozen=True)

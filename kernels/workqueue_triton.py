@@ -152,6 +152,7 @@ class WorkqueueTriton(TritonStrategy):
                 unit=config.unit,
                 overhead=max(1, config.overhead // config.unit),
                 min_share=max(1, config.min_share // config.unit),
+                padding=config.padding,
             )
             self._planned.add(window)
         return self._plans[window]
@@ -183,7 +184,6 @@ class WorkqueueTriton(TritonStrategy):
             C=compiled,
             PDL=overlap,
             num_warps=config.num_warps,
-            maxnreg=config.max_registers,
             launch_pdl=overlap,
         )
         block = MergeBlock.of(shape, config.num_programs / (len(batch) * shape.num_kv_heads))

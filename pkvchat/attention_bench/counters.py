@@ -84,6 +84,7 @@ def cuda_segments(
         unit=config.unit,
         overhead=max(1, config.overhead // config.unit),
         min_share=shortest,
+        padding=config.padding,
     )
     share, overhead, step = plan.share.tolist()
     pieces = []

@@ -190,6 +190,7 @@ def test_counters_of_the_device_schedules(triton_shape, lengths):
         unit=config.unit,
         overhead=max(1, config.overhead // config.unit),
         min_share=max(1, config.min_share // config.unit),
+        padding=config.padding,
     )
     share, overhead, step = plan.share.tolist()
     owners, at = [], 0  # programs of each unit, walking along the list of costs
