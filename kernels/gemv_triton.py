@@ -27,11 +27,12 @@ def own_rows(out_features, ROWS: tl.constexpr, RAGGED: tl.constexpr, GATED: tl.c
     RAGGED: out_features is no multiple of ROWS; rows past the last repeat it.
     """
     r = tl.arange(0, 2 * ROWS if GATED else ROWS)
-    n = tl.program_id(0) * ROWS + r % ROWS
-    row = tl.minimum(n, out_features - 1) if RAGGED else n
+    row = tl.program_id(0).to(tl.int64) * ROWS + r % ROWS
+    if RAGGED:
+        row = tl.minimum(row, out_features - 1)
     if GATED:
-        row += r // ROWS * out_features
-    return row.to(tl.int64)
+        row += (r // ROWS).to(tl.int64) * out_features
+    return row
 
 
 @triton.jit
