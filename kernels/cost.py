@@ -1,8 +1,9 @@
 """How long one layer's decode attention takes under a schedule, from a few fitted constants.
 
 PersistentKV's form, KVBytes/beta * max(1, Cmin/C) + L * lambda + MergeBytes/beta, charges an idle
-device by a factor. Here the bytes are charged twice, as a whole and on the busiest worker, which
-is linear in the constants, so that a least-squares fit on the device finds them:
+device by one factor for the whole schedule. Here the schedule is followed from its first program to
+its last, and what it leaves unused is charged as if it had been read. The rest is linear in the
+constants, so that a least-squares fit on the device finds them:
 
     calls * call + tiles * tile + path * path + tasks * task + merges * merge
         + plans * plan / layers + eager
@@ -10,9 +11,12 @@ is linear in the constants, so that a least-squares fit on the device finds them
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the policies' names are known without torch
@@ -20,8 +24,10 @@ if TYPE_CHECKING:  # the policies' names are known without torch
 
 _ALL_PAGES = 1 << 60
 _RESIDENT = 2  # programs that a streaming multiprocessor holds of each kernel here
-_MIN_TOKENS = 64  # that the Triton kernels give a program at least
-_FLASHINFER_MIN_TOKENS = 128  # likewise
+_SATURATING = 1.1  # programs per multiprocessor that use all of the bandwidth
+_MIN_TOKENS = 64  # that the Triton kernels give a program at least; FlashInfer twice as many
+_STEP_TOKENS, _PIPELINE = 64, 3  # of their inner loop: tokens a step, steps in flight
+_PADDING = 4  # TileConfig's
 _HIDDEN_BYTES = 20 << 20  # of KV that the device gathers while the host starts a row of sdpa
 
 
@@ -29,13 +35,14 @@ _HIDDEN_BYTES = 20 << 20  # of KV that the device gathers while the host starts 
 class Work:
     """What a schedule asks of the device for one layer.
 
-    calls: launches on CUDA, attention calls on CPU. tiles: pages of one KV head read, padding
-    included. path: those on the busiest worker. tasks: the tasks it starts. merges: partial states
-    to merge on CUDA, merge calls on CPU. plans: pieces of planning, once per step.
+    calls: attention calls. tiles: pages of one KV head read, padding and, on CUDA, idle bandwidth
+    included. path: on CPU pages on the busiest worker, on CUDA steps that fill its pipeline. tasks:
+    those it starts, one after the other. merges: partial states to merge on CUDA, merge calls on
+    CPU. plans: pieces of planning, once per step.
     """
 
     calls: int
-    tiles: int
+    tiles: float
     path: int
     tasks: int
     merges: int
@@ -113,7 +120,7 @@ def split_choices(
 ) -> list[int]:
     """The num_splits worth comparing, up to a tile a split, where it matters.
 
-    Powers of two on CPU; on CUDA those that fill the device once, half, or twice.
+    Powers of two on CPU; on CUDA those that fill the device once, half, three quarters, or twice.
     """
     if shape.device.type == "cpu":
         if strategy == "sdpa":
@@ -122,7 +129,7 @@ def split_choices(
     if strategy != "split":
         return [1]
     fill = _RESIDENT * workers / (len(tiles) * shape.num_kv_heads)
-    return sorted({max(1, min(max(tiles), int(fill * part))) for part in (0.5, 1, 2)})
+    return sorted({max(1, min(max(tiles), int(fill * part))) for part in (0.5, 0.75, 1, 2)})
 
 
 def strategy_work(
@@ -157,55 +164,88 @@ def _cpu_work(
 def _cuda_work(
     strategy: str, tiles: Sequence[int], num_splits: int, shape: AttentionShape, workers: int
 ) -> Work:
-    heads, rows, total = shape.num_kv_heads, len(tiles), sum(tiles) * shape.num_kv_heads
+    heads, rows = shape.num_kv_heads, len(tiles)
     if strategy == "sdpa":
         page_bytes = 2 * heads * shape.page_size * shape.head_dim * shape.kv_dtype.itemsize
         hidden = _HIDDEN_BYTES // page_bytes
         path = -(-heads // workers) * sum(max(row, hidden) for row in tiles)
-        return Work(rows, total, path, rows, 0, rows)
-    slots = _RESIDENT * workers
+        return Work(rows, sum(tiles) * heads, path, rows, 0, rows)
+    slots, shortest = _RESIDENT * workers, max(1, _MIN_TOKENS // shape.page_size)
     if strategy == "split":
-        shortest = max(1, _MIN_TOKENS // shape.page_size)
-        programs, pieces, share = _cut(tiles, num_splits, shortest)
-        waves = -(-programs * heads // slots)
-        path = max(share, -(-total * waves // (programs * heads)))
-        return Work(2, total, path, waves, pieces * heads, 1)
-    if strategy == "workqueue":
-        return _workqueue_work(tiles, heads, slots, shape.page_size)
-    # Equal shares, whatever the rows; a piece more where a row begins inside one.
-    share = max(_FLASHINFER_MIN_TOKENS // shape.page_size, 1, -(-total // slots))
-    pieces = heads * sum([-(-row // share) for row in tiles])
-    return Work(2, total, share, -(-rows * heads // slots), pieces, 1)
+        pieces = [max(1, min(num_splits, row // shortest)) for row in tiles]
+    elif strategy == "workqueue":
+        share, pieces = _workqueue_share(tiles, heads, slots, shortest)
+        if not pieces:
+            return _equal_shares(tiles, share, heads, slots, shape.page_size)
+    else:
+        chunk = _flashinfer_chunk(tiles, slots // heads, 2 * shortest)
+        pieces = [-(-row // chunk) for row in tiles]
+    grid = [(heads * each, row / each) for each, row in zip(pieces, tiles, strict=True)]
+    programs = heads * sum(pieces)
+    longest = max([share for _, share in grid])
+    merges = heads * sum([each for each in pieces if each > 1])
+    read = _tiles_in_that_time(grid, slots, _SATURATING * workers)
+    return Work(1, read, _filling(longest, shape.page_size), -(-programs // slots), merges, 1)
 
 
-def _cut(tiles: Sequence[int], num_splits: int, shortest: int) -> tuple[int, int, int]:
-    """(programs, partial states, longest share in tiles) of one KV head in split's grid."""
-    programs = pieces = longest = 0
-    for row in tiles:
-        splits = row // shortest
-        if splits > num_splits:
-            splits = num_splits
-        if splits > 1:
-            pieces += splits
+def _tiles_in_that_time(grid: Sequence[tuple[int, float]], slots: int, saturating: float) -> float:
+    """How much the whole device could read while a grid runs, of which some is left unused.
+
+    grid: (programs, tiles of each), in the order in which they start; ``slots`` run at once and
+    share the bandwidth evenly. Fewer than ``saturating`` do not use all of it.
+    """
+    running: list[
+        tuple[float, int]
+    ] = []  # (tiles that each program will have read at its end, ...)
+    active, now, read, waiting = 0, 0.0, 0.0, list(reversed(grid))
+    while waiting or running:
+        if waiting and active < slots:
+            programs, tiles = waiting.pop()
+            started = min(programs, slots - active)
+            heappush(running, (now + tiles, started))
+            active += started
+            if started < programs:
+                waiting.append((programs - started, tiles))
         else:
-            splits = 1
-        programs += splits
-        share = -(-row // splits)
-        if share > longest:
-            longest = share
-    return programs, pieces, longest
+            end, ended = heappop(running)
+            read += (end - now) * max(active, saturating)
+            now, active = end, active - ended
+    return read
 
 
-def _workqueue_work(tiles: Sequence[int], heads: int, slots: int, page_size: int) -> Work:
-    """As planner_triton cuts shares: padded to whole pieces where that costs next to nothing."""
-    total, overhead = sum(tiles) * heads, max(1, _MIN_TOKENS // page_size)
+def _filling(tiles: float, page_size: int) -> int:
+    """Steps of the inner loop until its pipeline is full."""
+    return min(_PIPELINE, math.ceil(tiles * page_size / _STEP_TOKENS))
+
+
+def _flashinfer_chunk(tiles: Sequence[int], most: int, shortest: int) -> int:
+    """The smallest share of which all rows together have no more than ``most``.
+
+    As FlashInfer plans for a CUDA graph; rows are left whole where there are more of them.
+    """
+    longest = max(shortest, max(tiles))
+    if len(tiles) > most:
+        return longest
+    shares = range(shortest, longest + 1)
+    return shares[bisect_left(shares, -most, key=lambda c: -sum([-(-row // c) for row in tiles]))]
+
+
+def _workqueue_share(
+    tiles: Sequence[int], heads: int, slots: int, overhead: int
+) -> tuple[int, list[int]]:
+    """As planner_triton does: (share, pieces of each row), no pieces where none are padded."""
+    total = sum(tiles) * heads
     least = max(overhead, -(-total // slots))
-    for share in range(least, least + overhead):
-        pieces = sum([-(-row // share) for row in tiles])
-        if pieces * heads <= slots:
-            whole = sum([row <= share for row in tiles])
-            return Work(2, total, share, 1, (pieces - whole) * heads, 1)
-    segments = len(tiles) * heads
-    share = max(overhead, -(-(total + overhead * segments) // slots))
-    pieces = sum([-(-(row + overhead) // share) for row in tiles]) * heads
-    return Work(2, total, share, 1 + -(-segments // slots), pieces, 1)
+    most = max(least * _PADDING // 100, overhead - 1)
+    for share in range(least, least + most + 1, max(most // 15, 1)):
+        pieces = [-(-row // share) for row in tiles]
+        if sum(pieces) * heads <= slots:
+            return share, pieces
+    return max(overhead, -(-(total + overhead * len(tiles) * heads) // slots)), []
+
+
+def _equal_shares(tiles: Sequence[int], share: int, heads: int, slots: int, page_size: int) -> Work:
+    """Rows begin inside of shares: programs have several pieces, one after the other."""
+    overhead = max(1, _MIN_TOKENS // page_size)
+    pieces = heads * sum([-(-(row + overhead) // share) for row in tiles])
+    return Work(1, share * slots, _filling(share, page_size), 2, pieces, 1)

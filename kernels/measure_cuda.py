@@ -28,10 +28,11 @@ _LENGTHS: tuple[tuple[int, ...], ...] = (
     (4000,) * 8, (250,) * 64, (2000,), (2000,) * 4, (9000,) * 16, (500,), (64000,),
     (400, 1500, 900, 200, 3000, 700), (400,) * 32, (300, 6000, 1200, 800) * 4,
     (4000, 100, 900, 300, 2000, 500, 200, 1500) * 4, (6000, 2000, 9000), (30000,) * 4, (3000,) * 3,
+    (400,) * 24, (300, 900, 500, 700) * 6, (1000,) * 12, (900, 50, 200, 100) * 4,
 )  # fmt: skip
-_POOL_BYTES = 1152 << 20
+_POOL_BYTES = 2304 << 20
 _COLD_BYTES = 256 << 20  # several times any L2
-_MAX_LAYERS = 32
+_LEAST_LAYERS, _MAX_LAYERS = 4, 32
 _LEAST_BATCHES = 12  # measured even when that takes longer than it should
 _EAGER_LAYERS = 3
 _EXPOSED = 0.25  # of the host's planning: the rest is done while the device runs the step before
@@ -43,8 +44,8 @@ _LAUNCHES = 10
 class CudaBench:
     """Batches over one pool of random KV, each with its own cut of it into layers.
 
-    A small kernel between the layers, as in a model, takes in what attention has written and makes
-    the next layer's queries.
+    Layers follow one another directly: what a model runs just before attention, the store of new
+    K/V, lets it start as early as the layer before does here.
     """
 
     def __init__(self, shape: AttentionShape, names: Sequence[str]) -> None:
@@ -70,7 +71,7 @@ class CudaBench:
                 if done >= _LEAST_BATCHES and time.perf_counter() > deadline:
                     break
                 kv_layers = self._kv_layers(lengths)
-                if len(kv_layers) < 2:
+                if not kv_layers:
                     continue
                 batch = random_batch(self.shape, lengths, len(kv_layers[0]))
                 for strategy in self.strategies:
@@ -85,9 +86,12 @@ class CudaBench:
         """The pool cut into layers that a batch of these lengths finds cold, as far as it goes."""
         shape = self.shape
         pages = sum(-(-length // shape.page_size) for length in lengths) + 1
-        enough = max(2, _COLD_BYTES // (pages * page_bytes(1, shape)))
-        layers = min(_MAX_LAYERS, enough, len(self._pool) // pages)
-        return list(self._pool[: layers * pages].split(pages))
+        size = pages * page_bytes(1, shape)
+        layers = min(_MAX_LAYERS, -(-_COLD_BYTES // size), len(self._pool) // pages)
+        if layers < 1 or (layers < 2 and size < _COLD_BYTES):
+            return []
+        kv_layers = list(self._pool[: layers * pages].split(pages))
+        return kv_layers * -(-_LEAST_LAYERS // layers)
 
     def _measure(
         self, strategy: Strategy, batch: DecodeBatch, kv_layers: list[torch.Tensor]
@@ -105,7 +109,6 @@ class CudaBench:
         def layers(count: int) -> None:
             for kv_layer in kv_layers[:count]:
                 strategy.run(q, kv_layer, out, spec)
-                q.copy_(out)
 
         time_all = self._time_graphs if strategy.capturable else self._time_launches
         time_all(strategy, cases, layers, len(kv_layers))

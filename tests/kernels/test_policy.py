@@ -123,7 +123,7 @@ def test_splits_on_cuda_fill_the_device(tiles, workers):
 
 
 def test_one_row_has_a_split_for_each_resident_program():
-    assert split_choices("split", [4096], CUDA, 132) == [16, 33, 66]
+    assert split_choices("split", [4096], CUDA, 132) == [16, 24, 33, 66]
     assert split_choices("split", [4096] * 40, CUDA, 132) == [1]
     assert split_choices("workqueue", [4096], CUDA, 132) == [1]
 
@@ -202,10 +202,28 @@ def test_work_covers_every_tile(shape, tiles, num_splits):
         if name == "flashinfer" and shape is CPU:
             continue
         work = strategy_work(name, tiles, num_splits, shape, workers=7)
-        assert work.tiles >= sum(tiles) * shape.num_kv_heads
-        side_by_side = 7 if shape is CPU else 2 * 7  # a multiprocessor holds two programs
-        assert work.path * side_by_side >= sum(tiles) * shape.num_kv_heads
+        assert work.tiles >= 0.999 * sum(tiles) * shape.num_kv_heads
+        if shape is CPU:
+            assert work.path * 7 >= sum(tiles) * shape.num_kv_heads
         assert work.tasks >= 1
+
+
+def idle_share(strategy, tiles, num_splits=1):
+    """Of the bandwidth, while the schedule runs on 132 multiprocessors."""
+    work = strategy_work(strategy, tiles, num_splits, CUDA, workers=132)
+    return 1 - sum(tiles) * CUDA.num_kv_heads / work.tiles
+
+
+def test_a_schedule_is_charged_for_the_bandwidth_that_it_leaves_idle():
+    assert idle_share("split", [1000], 33) == pytest.approx(
+        0
+    )  # 264 programs, all there is room for
+    assert idle_share("split", [1000], 4) == pytest.approx(1 - 32 / (1.1 * 132))
+    assert idle_share("split", [1000], 34) > 0.3  # the last 8 programs run alone
+    assert idle_share("split", [1000] + [100] * 16, 2) > 0.3  # and so does the long row
+    assert idle_share("workqueue", [1000] + [100] * 16) < 0.05
+    assert idle_share("flashinfer", [1000] + [100] * 32) > 0.3  # has no piece left to cut it with
+    assert idle_share("flashinfer", [1000] + [100] * 7) < 0.1
 
 
 def test_fit_finds_the_constants_it_was_made_from():
