@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from pkvchat.kernels.batch import AttentionShape, LayerSpec
 from pkvchat.kernels.split_triton import SplitTriton
+from pkvchat.kernels.strategy import StrategyUnavailable
 from pkvchat.kernels.tile_config import tile_config
 from pkvchat.kernels.workqueue_triton import WorkqueueTriton
 
@@ -107,6 +108,18 @@ def test_bit_identical_and_replanned(paged_problem, triton_device, cls):
         for spec in (LayerSpec(0.125), LayerSpec(0.125, window=20)):
             first = check(problem, strategy, spec)
             assert torch.equal(first, problem.run(strategy, spec))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"head_dim": 512}, "split takes head_dim up to 256, not 512"),
+        ({"page_size": 24}, "split takes pages of a power of two of tokens, not 24"),
+    ],
+)
+def test_says_why_it_declines(triton_device, change, reason):
+    with pytest.raises(StrategyUnavailable, match=reason):
+        SplitTriton(dataclasses.replace(shape_of(triton_device), **change))
 
 
 def test_batch_too_large(paged_problem, triton_device):
