@@ -4,10 +4,12 @@ Start with ``batch`` (what every strategy is given) and ``strategy`` (plan once 
 layer), then read ``split``: the others differ in how they cut the work. ``registry`` knows the
 strategies by name.
 
-- Strategies: ``sdpa``, ``split``, ``workqueue`` in torch over ``tasks``, ``gather``, ``attend`` and
-  ``merge``; ``split_triton``, ``workqueue_triton`` and ``flashinfer`` on CUDA.
-- A step: ``step`` rotates Q and K and stores K and V (``qkv``, ``kv``), runs the strategy on decode
-  rows and ``flashinfer_prefill`` or ``prefill`` on chunks.
+- Strategies: ``paged_strategy`` checks what each is given (``checks``); ``sdpa``, ``split``,
+  ``workqueue`` in torch (``torch_strategy``) over ``tasks``, ``gather``, ``attend`` and ``merge``;
+  ``split_triton`` and ``workqueue_triton`` (``triton_strategy``, compiled as ``tile_config`` says)
+  and ``flashinfer`` on CUDA.
+- A step: ``qkv`` norms, rotates and writes K/V (``kv``, quantised if asked), then ``step`` runs the
+  strategy on decode rows and ``prefill`` or ``flashinfer_prefill`` on chunks.
 - The choice: ``policy`` over ``cost``, corrected by ``trials`` while chatting; constants and dtypes
   come from ``calibration``, kept as ``records``, filled by ``measure_costs`` (with
   ``measure_cpu``, or ``measure_cuda`` and ``graph_timing``) and ``measure_types``.
