@@ -184,7 +184,8 @@ def gemm_config(planes: Planes, num_rows: int) -> GemmConfig:
     """What was fastest on an H200 at Llama-3-8B's shapes (benchmarks/h200-quantised-matmul.md)."""
     sms = multiprocessors(planes.low.device)
     if num_rows > 32:
-        config, programs_per_sm = GemmConfig(rows=128, x_rows=64), 2
+        warps = 4 if planes.type.high_bits else 8
+        config, programs_per_sm = GemmConfig(rows=128, x_rows=64, warps=warps), 2
     elif num_rows > 8:
         x_rows = max(16, triton.next_power_of_2(num_rows))
         config, programs_per_sm = GemmConfig(rows=64, x_rows=x_rows), 7

@@ -65,7 +65,7 @@ class QuantLinear:
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         """``activation.gated`` of the product, [N, out_features / 2]."""
-        if len(self.parts) > 1 or not 0 < x.shape[0] <= GEMM_LIMIT:
+        if len(self.parts) > 1 or not 0 < x.shape[0] <= _most_rows(x):
             return gated(self(x), activation)
         out = x.new_empty(x.shape[0], self.out_features // 2)
         _multiply(self.parts[0], x.contiguous(), out, self.bias, activation)
@@ -84,6 +84,11 @@ class QuantLinear:
         return bias + sum(planes.nbytes() for planes in self.parts)
 
 
+def _most_rows(x: torch.Tensor) -> int:
+    """For tiles; in float32, larger ones take more shared memory than most devices have."""
+    return GEMM_LIMIT if x.itemsize <= 2 else 8
+
+
 def _multiply(
     planes: Planes,
     x: torch.Tensor,
@@ -91,11 +96,11 @@ def _multiply(
     bias: torch.Tensor | None,
     activation: str = "",
 ) -> None:
-    """activation: for at most GEMM_LIMIT rows."""
+    """activation: for at most ``_most_rows``."""
     num_rows = x.shape[0]
     if 0 < num_rows <= GEMV_LIMIT:
         gemv(planes, x, out, bias, activation=activation)
-    elif 0 < num_rows <= GEMM_LIMIT:
+    elif 0 < num_rows <= _most_rows(x):
         gemm(planes, x, out, bias, gemm_config(planes, num_rows), activation)
     elif num_rows:
         multiply_written_out(planes, x, out, bias)
