@@ -167,7 +167,7 @@ def test_quantised_on_a_gpu(request: pytest.FixtureRequest, rows: int, tokens: i
 @pytest.mark.parametrize("rows", [1, 8, 64, 1000])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
-    [(torch.float32, 1e-4), (torch.bfloat16, 5e-3)],  # random weights make much of rounding
+    [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)],  # random weights make much of rounding
     ids=str,
 )
 @pytest.mark.parametrize("name", TYPES)
