@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the names are known without torch
 _FORCED = "forced-"
 _TIE = 0.02  # a difference too small to speak of
 _HOLD_TOKENS, _HOLD_SHARE = 128, 32  # what a row may grow by before strategies are compared again
+_LARGE = 16  # rows from which on a sixteenth more or less of everything is the same batch
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class CostPolicy:
         self._why = ""
 
     def choose(self, lengths: tuple[int, ...]) -> Decision:
-        if not self._holds(lengths):
+        if not (self._same_rows(lengths) or self._much_the_same(lengths)):
             self._compare(lengths)
         strategy, why = self._best, self._why
         trial = self._trials.next_trial()
@@ -108,14 +109,27 @@ class CostPolicy:
         )
 
     def observe(self, lengths: tuple[int, ...], decision: Decision, step_us: float) -> None:
-        if self._holds(lengths) and self._trials.observe(decision.strategy, step_us):
+        if self._same_rows(lengths) and self._trials.observe(decision.strategy, step_us):
             self._compare(lengths)
 
-    def _holds(self, lengths: tuple[int, ...]) -> bool:
+    def _same_rows(self, lengths: tuple[int, ...]) -> bool:
+        """The rows that were compared for, grown by a little."""
         return (
             len(lengths) == len(self._to)
             and all(map(le, lengths, self._to))
             and all(map(ge, lengths, self._from))
+        )
+
+    def _much_the_same(self, lengths: tuple[int, ...]) -> bool:
+        """A large batch, in which rows that came or went change next to nothing."""
+        compared = self._from
+        if len(compared) < _LARGE or abs(len(lengths) - len(compared)) * _LARGE > len(compared):
+            return False
+        total, before = sum(lengths), sum(compared)
+        longest = max(compared)
+        return (
+            abs(total - before) * _LARGE <= before
+            and abs(max(lengths) - longest) * _LARGE <= longest
         )
 
     def _compare(self, lengths: tuple[int, ...]) -> None:

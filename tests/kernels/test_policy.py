@@ -158,7 +158,28 @@ def test_a_comparison_is_of_the_rows_there_are(before, after):
     grown = len(before) == len(after) and all(
         0 <= b - a <= max(128, a // 32) for a, b in zip(before, after, strict=True)
     )
-    assert grown or decision == anew
+    assert grown or len(before) >= 16 or decision == anew
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        (lambda rows: rows[1:], True),
+        (lambda rows: [*rows, 2000], True),
+        (lambda rows: rows[::-1], True),
+        (lambda rows: rows[3:], False),
+        (lambda rows: [*rows[:-1], 9000], False),
+        (lambda rows: [*rows[:-1], 100_000], False),
+        (lambda rows: [length * 2 for length in rows], False),
+    ],
+    ids=["one less", "one more", "another order", "some less", "one grows", "one is long", "twice"],
+)
+def test_a_large_batch_is_compared_anew_when_more_than_a_row_changes(change, kept):
+    rows = [2000 + 100 * row for row in range(32)]
+    chosen = policy("forced-workqueue")
+    before = chosen.choose(tuple(rows)).predicted_us
+    after = chosen.choose(tuple(change(rows))).predicted_us
+    assert (after is before) == kept
 
 
 def test_layers_with_a_window_are_charged_for_what_they_see():
