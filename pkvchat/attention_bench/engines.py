@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pkvchat.kernels.batch import AttentionShape, DecodeBatch
 from pkvchat.kernels.calibration import Calibration, Calibrator
+from pkvchat.kernels.cost import split_choices
 from pkvchat.kernels.policy import Decision, Policy, create_policy
 from pkvchat.kernels.registry import STRATEGIES, create_strategy
 from pkvchat.kernels.strategy import Strategy, StrategyUnavailable
@@ -20,6 +21,21 @@ if TYPE_CHECKING:  # FlashInfer is not everywhere
     from .flashinfer_alone import FlashInferAlone
 
 ADAPTIVE, ORACLE, FLASHINFER = "adaptive", "oracle", "flashinfer"
+_MANY = 1 << 16  # pages of a row: enough to be split if a strategy splits
+
+
+class Always:
+    """Takes one strategy, whose num_splits matters to nobody, and no time; implements Policy."""
+
+    def __init__(self, strategy: str) -> None:
+        self.name = f"forced-{strategy}"
+        self._decision = Decision(strategy, 1, {}, f"{strategy}, forced")
+
+    def choose(self, lengths: tuple[int, ...]) -> Decision:
+        return self._decision
+
+    def observe(self, lengths: tuple[int, ...], decision: Decision, step_us: float) -> None:
+        pass
 
 
 class Engine:
@@ -136,6 +152,8 @@ class Roster:
         policy, candidates = f"forced-{forced}" if forced else ADAPTIVE, list(strategies)
 
         def make_policy() -> Policy:
+            if forced and split_choices(forced, [_MANY], self.shape, 1) == [1]:
+                return Always(forced)
             return create_policy(policy, self.shape, self._calibration, candidates, num_layers)
 
         return Engine(name, strategies, make_policy, prepare)

@@ -32,7 +32,7 @@ _SPLITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # compared in named cases
 _MIN_LAYERS = 8
 _MAX_LAUNCHED = 3  # layers launched one by one
 _SAMPLE_US = 1500.0
-_SAMPLES, _NAMED_SAMPLES = 5, 15
+_SAMPLES, _NAMED_SAMPLES = 5, 11
 
 
 def case_pages(case: Case, page_size: int) -> list[int]:
