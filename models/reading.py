@@ -14,8 +14,8 @@ import torch
 
 from .errors import ModelError
 
-PART_BYTES = 8 << 20
-THREADS = 4  # a disk wants several reads to choose from; more wait for each other
+PART_BYTES = 16 << 20
+THREADS = 8  # a disk wants several reads to choose from; more wait for each other
 
 Part = Callable[[torch.Tensor], None]
 """Work on some part of a tensor, given a buffer of PART_BYTES that no other part uses meanwhile."""
