@@ -118,13 +118,14 @@ def _adaptive(what: str, count: int, found: Adaptive) -> str:
 
 def _trace_lines(traces: Sequence[TraceResult], protocol: str) -> Iterator[str]:
     """Means and standard deviations over the seeds; on a CPU, the clock's are the device's."""
-    header = ["trace", "engine", "tokens/s, wall", "device"]
+    header = ["trace", "seeds", "engine", "tokens/s, wall", "device"]
     header += ["FlashInfer / it, wall", "device", "picked"]
     rows = []
     for label, seeds in summary.by_setting(traces).items():
         for engine in seeds[0].elapsed[protocol]:
             found = summary.served(seeds, protocol, engine)
-            row = [label, engine, f"{found.wall_tps.mean:.0f}", f"{found.device_tps.mean:.0f}"]
+            row = [label, str(len(seeds)), engine]
+            row += [f"{found.wall_tps.mean:.0f}", f"{found.device_tps.mean:.0f}"]
             row += [_spread(found.wall_ratio), _spread(found.device_ratio)]
             rows.append([*row, _picks(seeds, protocol) if engine == "adaptive" else ""])
     yield from table(header, rows)

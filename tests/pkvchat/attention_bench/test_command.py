@@ -87,7 +87,7 @@ def test_a_trace_file_is_served_and_its_results_are_drawn_elsewhere(tmp_path, tr
     assert any(note.startswith("flashinfer: ") for note in results.notes)
     assert bench("--from", measured, "--plot", plot) == 0
     out = capsys.readouterr().out
-    assert "| mine B2 | workqueue |" in out
+    assert "| mine B2 | 1 | workqueue |" in out
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 

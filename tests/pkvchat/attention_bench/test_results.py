@@ -66,7 +66,7 @@ def test_the_markdown_report(results):
     assert rows["| B1 4k"] == (
         "| B1 4k | 16.8 | 5.0 | 11.0 cc | 10.0 |  | 50% | 1.10 | 1.20 | 10.0 | split |"
     )
-    assert "| zipf B2 | split | 15000 | 30000 | 3.000 ± 1.414 | 3.000 ± 1.414 |  |" in lines
+    assert "| zipf B2 | 2 | split | 15000 | 30000 | 3.000 ± 1.414 | 3.000 ± 1.414 |  |" in lines
     picked = [line for line in lines if line.endswith("| split 70%, workqueue 30% |")]
     assert len(picked) == 1
     assert "| zipf B2 | split | 2 | 64 | 50% | 2.54 | 2.0 | 75.0 | 27 | 13% |" in lines
