@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ MIGRATIONS = (
     "ALTER TABLE versions ADD COLUMN model TEXT NOT NULL DEFAULT ''",
 )
 _VERSION = "text, reason, new_tokens, ttft_s, tokens_per_s, model"  # Version's fields, in order
+# sqlite3 raises the second where its message quotes a schema that is damaged
+_SQLITE = (sqlite3.Error, UnicodeDecodeError)
 _SNIPPET = 60  # characters of a search hit's surroundings
 
 
@@ -82,8 +84,9 @@ class ChatStore:
         self._saved: dict[str, dict[str, tuple[object, ...]]] = {}  # chat -> message -> as written
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = self._open()
-        except (OSError, sqlite3.Error) as error:
+            with _alone_in(path.parent):  # of several first starts, one makes the tables
+                self._db = self._open()
+        except (OSError, *_SQLITE) as error:
             raise ChatError(
                 f"chats cannot be saved in {path}: {error}; check its permissions and space"
             ) from error
@@ -104,13 +107,14 @@ class ChatStore:
     def _open(self) -> sqlite3.Connection:
         try:
             return self._connect()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
             aside = self.path.with_suffix(f".damaged-{int(time.time())}")
             self.path.rename(aside)
-            for extra in ("-wal", "-shm"):
-                Path(f"{self.path}{extra}").unlink(missing_ok=True)
+            for extra in ("-wal", "-shm"):  # the first may hold what was written last
+                with suppress(FileNotFoundError):
+                    Path(f"{self.path}{extra}").rename(f"{aside}{extra}")
             self.note = f"{self.path.name} was damaged ({error}); it is kept as {aside.name}"
             return self._connect()
 
@@ -182,10 +186,11 @@ class ChatStore:
             try:
                 write()
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk ends it, and keeps its own message
+                    self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except _SQLITE as error:
             raise ChatError(f"chats cannot be saved in {self.path}: {error}") from error
 
     # --- reading ------------------------------------------------------------------------------
@@ -257,7 +262,7 @@ class ChatStore:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except _SQLITE as error:
             raise ChatError(
                 f"{self.path} cannot be read: {error}; move it away to start afresh, "
                 "or save what it holds with sqlite3's .recover"
@@ -293,6 +298,18 @@ def _snippet(text: str, words: str) -> str:
     at = max(text.lower().find(words.lower()), 0)
     start = max(at - _SNIPPET // 3, 0)
     return " ".join(text[start : start + _SNIPPET].split())
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """No other process is in here for the same directory, where its file system has locks."""
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _try_lock(path: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -9,6 +10,8 @@ import sqlite3
 import subprocess
 import sys
 import time
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -231,6 +234,57 @@ def test_a_damaged_file_is_set_aside_not_deleted(path: Path, damage: bytes) -> N
     kept = list(path.parent.glob("*.damaged-*"))
     assert [file.read_bytes() for file in kept] == ([damage] if damage else [])
     assert bool(store.note) is bool(damage)
+
+
+def test_damage_that_sqlite_cannot_even_quote_is_set_aside(path: Path) -> None:
+    ChatStore(path).close()
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"CREATE TABLE messages", b"CREA\xff\xfe\xfdABLE messages"))
+    store = ChatStore(path)
+    assert "was damaged" in store.note
+    store.save(a_chat(), 0)
+
+
+def test_what_a_damaged_file_had_not_merged_yet_is_kept_beside_it(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"not a database at all" * 100)
+    Path(f"{path}-wal").write_bytes(b"the last words")
+    ChatStore(path)
+    (log,) = path.parent.glob("*.damaged-*-wal")
+    assert log.read_bytes() == b"the last words"
+
+
+def open_and_say(path: Path, start: Barrier, said: SimpleQueue[str]) -> None:
+    start.wait()
+    try:
+        ChatStore(path).close()
+        said.put("")
+    except ChatError as error:
+        said.put(str(error))
+
+
+def test_several_first_starts_at_once_make_one_file(path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    start, said = context.Barrier(4), context.SimpleQueue()
+    processes = [context.Process(target=open_and_say, args=(path, start, said)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    assert [said.get() for _ in processes] == [""] * 4
+    for process in processes:
+        process.join()
+
+
+def test_a_write_that_finds_the_file_full_says_so(path: Path) -> None:
+    store = ChatStore(path)
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    chat = a_chat()
+    chat.messages[0].version.text = "long " * 10_000
+    with pytest.raises(ChatError, match="full"):
+        store.save(chat, 0)
+    store._db.execute("PRAGMA max_page_count = 1000")
+    store.save(chat, 0)
+    assert content(store.load(chat.id)) == content(chat)
 
 
 @pytest.mark.parametrize("version", range(len(MIGRATIONS)))
