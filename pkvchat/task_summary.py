@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from pkvchat.kernels.tasks import Task, split_tasks, workqueue_tasks
 
@@ -19,7 +20,7 @@ def task_summary(record: StepRecord, page_size: int) -> str:
         return f"{_sizes(tasks, page_size)}, {empty} splits empty; by row {_counts(rows)}"
     if record.strategy == "workqueue":
         tasks, offsets = workqueue_tasks(lengths, 0, page_size, splits)
-        rows = [tasks[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+        rows = [tasks[a:b] for a, b in pairwise(offsets)]
         return f"{_sizes(tasks, page_size)} in one list; by row {_counts(rows)}"
     pages = sum(-(-n // page_size) for n in lengths)
     how = "planned by FlashInfer" if record.strategy == "flashinfer" else "gathered"
