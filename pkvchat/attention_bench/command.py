@@ -19,6 +19,7 @@ from pkvchat.kernels.progress import Progress
 
 from ..bench import device_name, versions
 from ..errors import ChatError, UsageError, startup_errors
+from ..memory import human
 from ..progress import ProgressLine
 from ..startup import pick_device
 from .cases import Case, grid, named_cases
@@ -79,6 +80,11 @@ def measure(given: Mapping[str, Any], progress: Progress) -> Results:
     device = pick_device(given.get("device", "auto"))
     options = BenchOptions.of(device.type, given)
     workloads, cases = _workloads(options), _cases(options, device)
+    if not workloads and not cases:
+        most = human(_GRID_BYTES[device.type])
+        raise UsageError(
+            f"no batch of the grid has at most {most} of KV in a layer: lower --batch or --length"
+        )
     bench = AttentionBench(options, device, progress)
     try:
         for heads in dict.fromkeys([*([options.heads] if workloads else []), *cases]):

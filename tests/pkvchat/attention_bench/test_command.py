@@ -47,6 +47,10 @@ def bench(*args):
         (["--hole-fraction", "1"], "--hole-fraction: '1' must be a number from 0 to 0.9"),
         (["--batch", "1,,2"], "--batch: '' must be a whole number of at least 1"),
         (["--group", "3", "--grid", "--device", "cpu"], "--group 3: 8 query heads make no such"),
+        (
+            ["--grid", "--length", "9" * 12, "--device", "cpu"],
+            "has at most 128 MiB of KV in a layer",
+        ),
         (["--cases", "B9", "--device", "cpu"], "--cases B9: no such batch; there are B1 4k, B1 8k"),
         (["--trace-file", "none.csv"], "cannot read the trace file none.csv: No such file"),
         (["--from", "none.json"], "cannot read the results file none.json: No such file"),
