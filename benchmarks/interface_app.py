@@ -8,6 +8,7 @@ one day's use without a terminal and prints how many bytes memory has grown.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 import random
 import sys
@@ -37,12 +38,14 @@ from pkvchat.settings import Settings
 from pkvchat.steps import StepRecord
 from pkvchat.store import ChatStore
 from pkvchat.tui.app import ChatApp
+from pkvchat.tui.pace import Pace
 
 FRAME_S = 1 / 10  # as the engine process sends
 CODE_LINES = 5000
 CODE_END = "end_of_code"
 ANSWERS_A_DAY = 24 * 60  # one a minute
 TOKENS_AN_ANSWER = 300
+FRAMES_AN_ANSWER = 5
 TURNS_A_CHAT = 10
 READY = Ready(
     "stand-in", "none", "none", 1 << 20, 1 << 16, 16, "adaptive", {"split": "", "sdpa": ""}
@@ -139,6 +142,7 @@ def make_app(folder: Path, rate: float) -> ChatApp:
 async def day(folder: Path) -> int:
     """Bytes that the process has grown by, after a twentieth of the day has warmed it up."""
     app = make_app(folder, rate=0)
+    app._pace = Pace(clock=itertools.count().__next__)  # by its clock every frame is due at once
     process = psutil.Process()
     before = 0
     async with app.run_test(size=(120, 40)) as pilot:
@@ -162,17 +166,17 @@ async def day(folder: Path) -> int:
 
 
 async def _answer(app: ChatApp, number: int) -> None:
-    """One whole answer in ten frames, in the chat in view."""
+    """One whole answer in the chat in view."""
     chat_id, stream = app.tab.chat.id, words(number)
     app.session.apply(Started(chat_id, 100, 0))
-    count = TOKENS_AN_ANSWER // 10
-    for frame in range(10):
+    count = TOKENS_AN_ANSWER // FRAMES_AN_ANSWER
+    for frame in range(FRAMES_AN_ANSWER):
         text = "".join(token for _, token in zip(range(count), stream, strict=False))
         app.session.apply(Delta(chat_id, text, count))
         first = number * TOKENS_AN_ANSWER + frame * count
         app.session.apply(Steps(tuple(step(first + i, 1) for i in range(count))))
-        app._draw()
-        await asyncio.sleep(0)
+        while app._frame_due:
+            await asyncio.sleep(0.005)
     app.session.apply(Finished(chat_id, "stop", 100, TOKENS_AN_ANSWER, 0.1, 100.0))
 
 
