@@ -124,8 +124,8 @@ def _workloads(options: BenchOptions) -> list[Workload]:
         return [_workload(options, each, read_trace(options.trace_file), None)]
     return [
         _workload(options, each, make_requests(each, seed, options.page_size), seed)
-        for each in _settings(options)
         for seed in options.seeds
+        for each in _settings(options)
     ]
 
 
