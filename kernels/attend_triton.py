@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from .merge_triton import store_piece
-from .quantised_kv_triton import multiply, split_queries, widen
+from .quantised_kv_triton import multiply, split_queries, widen, widened_dims
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -110,7 +110,10 @@ def attend_piece(
         l = l * rescale + tl.exp2(sinks - m_next)  # noqa: E741
         acc = acc * rescale[None, :]
         m = m_next
-    store_piece(out_ptr + at, states, m, l, acc, whole, slot, C)
+    dims = tl.arange(0, C.dim_pad)
+    if C.page_rows > C.page_size:
+        dims = widened_dims(C.dim_pad)
+    store_piece(out_ptr + at, states, m, l, acc, dims, whole, slot, C)
 
 
 @triton.jit
@@ -128,9 +131,10 @@ def attend_tokens(
 ):
     """Softmax state of one group's queries over the tokens [begin, end).
 
-    Returns m, l [group_pad] and acc [dim_pad, group_pad], in base 2. q_ptr: the group's first
-    query. kv_ptr: its KV head's K in page 0. Tokens below first_token are hidden; at least one of
-    the first tile is not, so m is finite. Tokens past the end are never loaded.
+    Returns m, l [group_pad] and acc [dim_pad, group_pad], in base 2; acc's dimensions are in order,
+    or as widened_dims says in a quantised layer. q_ptr: the group's first query. kv_ptr: its KV
+    head's K in page 0. Tokens below first_token are hidden; at least one of the first tile is not,
+    so m is finite. Tokens past the end are never loaded.
 
     A quantised layer's K scales multiply the scores. Its V scales join them as logarithms: m is
     then of weights times scales, which so are at most 1 in float16 whatever the scales, and l alone

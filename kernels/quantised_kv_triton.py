@@ -58,7 +58,11 @@ def multiply(k, first, second):
 
 @triton.jit
 def widen(words, dtype: tl.constexpr):
-    """words: [R, W] int32, each of four values of dtype; returns [R, 4 W] float16, exact."""
+    """words: [R, W] int32, each of four values of dtype; returns [R, 4 W] float16, exact.
+
+    A thread's sixteen values go to two columns of eight, half a row apart, so that threads side by
+    side store side by side in shared memory: see widened_dims.
+    """
     if not _COMPILED:
         a, b, c, d = (
             words.to(tl.int8).to(dtype, bitcast=True).to(tl.float16),
@@ -103,4 +107,14 @@ def widen(words, dtype: tl.constexpr):
             is_pure=True,
             pack=1,
         )
-    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (words.shape[0], 4 * words.shape[1]))
+    values = tl.join(tl.join(a, c), tl.join(b, d))
+    values = tl.reshape(values, (words.shape[0], words.shape[1] // 4, 2, 8))
+    return tl.reshape(tl.permute(values, (0, 2, 1, 3)), (words.shape[0], 4 * words.shape[1]))
+
+
+@triton.jit
+def widened_dims(DIM_PAD: tl.constexpr):
+    """The dimension of V that is in each column of what ``widen`` returns."""
+    HALF: tl.constexpr = DIM_PAD // 2
+    column = tl.arange(0, DIM_PAD)
+    return column % HALF // 8 * 16 + column // HALF * 8 + column % 8
