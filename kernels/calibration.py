@@ -116,6 +116,7 @@ class Calibrator:
         self.device, self.progress, self.fresh = device, progress, fresh
         self.store = store or Store()
         self.keep = fresh or not busy()
+        self.workers = count_workers(device)
 
     @property
     def notes(self) -> list[str]:
@@ -139,29 +140,37 @@ class Calibrator:
         """What each of the ``available`` strategies costs for ``shape``.
 
         From the user's record, else a shipped one, else measured: seconds on a CPU, less than a
-        minute on a GPU.
+        minute on a GPU, and estimated on one that has no room for that.
         """
         from .measure_costs import measure_costs
 
         key = shape_key(shape)
         if not self.fresh:
             known = self.store.load("strategies", key, Calibration.from_json)
-            known = known or self._shipped(key)
             if known and known.covers(available):
                 return known
-        calibration = measure_costs(shape, available, self.progress, thorough=self.fresh)
-        self._save("strategies", key, calibration.to_json())
-        return calibration
+            shipped = self.store.load_shipped(key, Calibration.from_json)
+            if shipped and shipped.covers(available) and shipped.workers == self.workers:
+                self.notes.append(
+                    f"attention times are predicted from the record shipped for {key['device']}; "
+                    "`pkvchat calibrate` measures this one"
+                )
+                return shipped
+        try:
+            measured = measure_costs(shape, available, self.progress, thorough=self.fresh)
+        except torch.OutOfMemoryError:
+            return self._estimate(shape)
+        self._save("strategies", key, measured.to_json())
+        return measured
 
-    def _shipped(self, key: dict[str, str]) -> Calibration | None:
-        found = self.store.load_shipped(key, Calibration.from_json)
-        if found is None or found.workers != count_workers(self.device):
-            return None
+    def _estimate(self, shape: AttentionShape) -> Calibration:
+        from .prior import estimate_costs, memory_bandwidth
+
         self.notes.append(
-            f"attention times are predicted from the record shipped for {key['device']}; "
-            "`pkvchat calibrate` measures this one"
+            "the GPU has no memory free to measure attention in: its times are estimated from the "
+            "GPU's properties; free some, and `pkvchat calibrate` measures"
         )
-        return found
+        return estimate_costs(shape, self.workers, memory_bandwidth(self.device))
 
     def _save(self, kind: str, key: dict[str, str], data: dict[str, Any]) -> None:
         note = "measured while other programs keep this machine busy; measured again at next start"

@@ -120,7 +120,7 @@ def split_choices(
 ) -> list[int]:
     """The num_splits worth comparing, up to a tile a split, where it matters.
 
-    Powers of two on CPU; on CUDA those that fill the device once, half, three quarters, or twice.
+    Powers of two on CPU; on CUDA those that fill the device once, half, or twice.
     """
     if shape.device.type == "cpu":
         if strategy == "sdpa":
@@ -129,7 +129,7 @@ def split_choices(
     if strategy != "split":
         return [1]
     fill = _RESIDENT * workers / (len(tiles) * shape.num_kv_heads)
-    return sorted({max(1, min(max(tiles), int(fill * part))) for part in (0.5, 0.75, 1, 2)})
+    return sorted({max(1, min(max(tiles), int(fill * part))) for part in (0.5, 1, 2)})
 
 
 def strategy_work(

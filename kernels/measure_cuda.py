@@ -44,8 +44,8 @@ _LAUNCHES = 10
 class CudaBench:
     """Batches over one pool of random KV, each with its own cut of it into layers.
 
-    Layers follow one another directly: what a model runs just before attention, the store of new
-    K/V, lets it start as early as the layer before does here.
+    A small kernel between the layers, as in a model, takes in what attention has written and makes
+    the next layer's queries.
     """
 
     def __init__(self, shape: AttentionShape, names: Sequence[str]) -> None:
@@ -109,6 +109,7 @@ class CudaBench:
         def layers(count: int) -> None:
             for kv_layer in kv_layers[:count]:
                 strategy.run(q, kv_layer, out, spec)
+                q.copy_(out)
 
         time_all = self._time_graphs if strategy.capturable else self._time_launches
         time_all(strategy, cases, layers, len(kv_layers))

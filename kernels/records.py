@@ -11,7 +11,7 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +27,6 @@ Parse = Callable[[dict[str, Any]], Record]
 
 VERSION = 2
 SHIPPED = Path(__file__).parent / "shipped"
-_SHIPPED_KEY = ("device", "shape")  # what must match; driver and versions may differ
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -69,8 +68,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def shipped_name(key: dict[str, str]) -> str:
     """The file name of the record shipped for a device and shape."""
-    words = re.findall(r"[a-z0-9]+", " ".join(key[name] for name in _SHIPPED_KEY).lower())
-    return "-".join(words) + ".json"
+    return "-".join(re.findall(r"[a-z0-9]+", " ".join(_shipped_key(key)).lower())) + ".json"
+
+
+def _shipped_key(key: dict[str, str]) -> tuple[str, str]:
+    """What must match: not the driver and versions, nor which 16-bit float, as both are as fast."""
+    return key["device"], key["shape"].replace("bfloat16", "float16")
 
 
 def default_directory() -> Path:
@@ -95,7 +98,7 @@ class Store:
         """
         path = self._path(kind, key)
         try:
-            return parse(_read(path, key, tuple(key)))
+            return parse(_read(path, lambda found: found == key))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -108,7 +111,8 @@ class Store:
         """What was shipped for the strategies on this device and shape, whatever the versions."""
         path = self.shipped / shipped_name(key)
         try:
-            return parse(_read(path, key, _SHIPPED_KEY))
+            wanted = _shipped_key(key)
+            return parse(_read(path, lambda found: _shipped_key(found) == wanted))
         except FileNotFoundError:
             return None
         except (OSError, *_DAMAGED) as error:
@@ -144,10 +148,10 @@ class Store:
         return self.directory / f"{kind}-{digest[:12]}.json"
 
 
-def _read(path: Path, key: dict[str, str], must_match: Sequence[str]) -> dict[str, Any]:
-    """Raises OSError, ValueError, KeyError or TypeError where it is no record for ``key``."""
+def _read(path: Path, fits: Callable[[dict[str, str]], bool]) -> dict[str, Any]:
+    """Raises OSError or one of _DAMAGED where it is no record whose key ``fits``."""
     record = json.loads(path.read_text(encoding="utf-8"))
-    if record["version"] != VERSION or any(record["key"][n] != key[n] for n in must_match):
+    if record["version"] != VERSION or not fits(record["key"]):
         raise ValueError("made for another version or device")
     data: dict[str, Any] = record["data"]
     return data

@@ -251,6 +251,21 @@ def test_graphs_beat_launching_each_kernel(store, dtype):
     assert Calibrator(shape.device, store=store).costs(shape, names) == calibration
 
 
+@pytest.mark.gpu
+def test_a_gpu_without_room_is_estimated(store):
+    device = torch.device("cuda", 0)
+    shape = AttentionShape(8, 2, 64, 16, torch.float16, device)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1e-4, device)
+    try:
+        calibration = Calibrator(device, store=store).costs(shape, ["split", "workqueue"])
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    assert calibration.covers(["split", "workqueue"])
+    assert any("estimated" in note for note in store.notes)
+    assert not store.directory.exists()
+
+
 def test_measured_types_are_kept(store):
     seen = []
     types = calibrator(store, lambda *progress: seen.append(progress)).types()
