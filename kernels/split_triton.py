@@ -47,12 +47,12 @@ def _attend_kernel(
 ):
     if PDL:
         gdc_launch_dependents()
-    split = tl.program_id(0)
-    head = tl.program_id(1)
-    row = tl.program_id(2)
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    split = tl.program_id(2)  # the slowest: idle programs come last, and the others spread evenly
     length = tl.load(lens_ptr + row)
     first_token, first_unit, units = visible_units(length, window, C.unit)
-    splits = row_splits(units, num_splits_ptr, tl.num_programs(0), C.min_share)
+    splits = row_splits(units, num_splits_ptr, tl.num_programs(2), C.min_share)
     begin = (first_unit + (split * units) // splits) * C.unit
     end = tl.minimum((first_unit + ((split + 1) * units) // splits) * C.unit, length)
     if (split < splits) & (begin < end):
@@ -70,7 +70,7 @@ def _attend_kernel(
             end,
             split == 0,
             splits == 1,
-            (row * C.num_kv_heads + head) * tl.num_programs(0) + split,
+            (row * C.num_kv_heads + head) * tl.num_programs(2) + split,
             scale,
             softcap,
             C,
@@ -136,7 +136,7 @@ class SplitTriton(TritonStrategy):
         # first layer may not overlap plan's write.
         overlap, self._overlap = self._overlap, config.pdl
         max_splits, compiled = self.max_splits(len(batch)), self._compiled(spec)
-        _attend_kernel[(max_splits, shape.num_kv_heads, len(batch))](
+        _attend_kernel[(shape.num_kv_heads, len(batch), max_splits)](
             q,
             kv_layer,
             spec.sinks,
