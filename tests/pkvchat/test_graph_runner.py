@@ -62,8 +62,9 @@ def make_model(dtype: torch.dtype, config: ModelConfig = CONFIG, quant: str = "b
 
 
 def make_engine(model: Decoder, strategies: tuple[str, ...], **options: Any) -> Engine:
-    shape = AttentionShape(8, 2, 64, 16, model.dtype, model.device)
-    options = {"num_pages": 80, "context": 1024, **options}
+    options = {"num_pages": 80, "context": 1024, "kv_dtype": model.dtype, **options}
+    kv_dtype = options.pop("kv_dtype")
+    shape = AttentionShape(8, 2, 64, 16, model.dtype, model.device, kv_dtype)
     engine = Engine(model, shape, Alternating(strategies), **options)
     # Chunks else follow measured times, and half precision's near ties follow the chunks.
     engine.pace.budget = lambda num_decodes: 64
@@ -86,7 +87,7 @@ def answers(
     """Tokens of chats that come, grow, fork and leave; and how many graphs there were.
 
     capture: False runs what a graph would hold, each time anew. sampling: of the chats in turn.
-    options: of the engine.
+    options: of the engine, and kv_dtype.
     """
     engine = make_engine(model, strategies, **options)
     if not graphs:
@@ -120,6 +121,16 @@ def test_same_text_with_graphs_and_without():
     captured, count = answers(model, strategies)
     assert none == 0
     assert count > 4
+    assert captured == eager
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_same_text_from_quantised_kv(kv_dtype):
+    model, strategies = make_model(torch.float16), ("split", "workqueue")
+    eager, _ = answers(model, strategies, capture=False, kv_dtype=kv_dtype)
+    captured, count = answers(model, strategies, kv_dtype=kv_dtype)
+    assert count > 2
     assert captured == eager
 
 
