@@ -11,8 +11,8 @@ strategies by name.
 - A step: ``qkv`` norms, rotates and writes K/V (``kv``, quantised if asked), then ``step`` runs the
   strategy on decode rows and ``prefill`` or ``flashinfer_prefill`` on chunks.
 - The choice: ``policy`` over ``cost``, corrected by ``trials`` while chatting; constants and dtypes
-  come from ``calibration``, kept as ``records``, filled by ``measure_costs`` (with
-  ``measure_cpu``, or ``measure_cuda`` and ``graph_timing``) and ``measure_types``.
+  come from ``calibration``, kept as ``records`` (some in ``shipped``), filled by ``measure_costs``
+  (with ``measure_cpu``, or ``measure_cuda`` and ``graph_timing``) and ``measure_types``.
 - Products: ``linear``, with ``gemv_triton`` for a row or two (``measure_products``); ``packed``
   (CPU) and ``quant_linear`` (CUDA) keep GGUF's blocks quantised.
 - ``norm``, ``rope``, ``activation``; ``bandwidth`` for benchmarks.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from pkvchat.kernels.batch import AttentionShape
+from pkvchat.kernels.cost import strategy_work
 from pkvchat.kernels.planner_triton import Plan, plan_shares
 
 UNIT = 16
@@ -121,3 +124,25 @@ def test_more_rows_than_one_block(triton_device):
     covered = [end - begin for mine in pieces for _, begin, end in mine]
     assert sum(covered) == 2 * sum(units_of(n, 0) for n in lengths)
     assert all(sum(e - b for _, b, e in mine) <= int(plan.share[0]) for mine in pieces)
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths=st.lists(st.integers(1, 9000), min_size=1, max_size=12), heads=st.integers(1, 8))
+def test_the_policy_expects_the_shares_that_are_planned(triton_device, lengths, heads):
+    """kernels/cost.py follows the plan on the host, to predict its time."""
+    workers = 6
+    shape = AttentionShape(heads, heads, 128, UNIT, torch.float16, torch.device("cuda", 0))
+    tiles = [-(-length // UNIT) for length in lengths]
+    work = strategy_work("workqueue", tiles, 1, shape, workers)
+    programs = 2 * workers
+    sizes = Settings(programs, heads, overhead=64 // UNIT, min_share=64 // UNIT)
+    plan, pieces = pieces_of(lengths, sizes, triton_device)
+    share, _, step = plan.share.tolist()
+    segments = Counter(segment for mine in pieces for segment, _, _ in mine)
+    split = sum(count for count in segments.values() if count > 1)
+    if step > 1:  # padded
+        assert work.tasks == 1
+        assert work.merges == split
+    else:
+        assert work.tasks == 2
+        assert work.tiles == share * programs
