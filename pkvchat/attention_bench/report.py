@@ -125,10 +125,14 @@ def _trace_lines(traces: Sequence[TraceResult], protocol: str) -> Iterator[str]:
         for engine in seeds[0].elapsed[protocol]:
             found = summary.served(seeds, protocol, engine)
             row = [label, str(len(seeds)), engine]
-            row += [f"{found.wall_tps.mean:.0f}", f"{found.device_tps.mean:.0f}"]
+            row += [_rate(found.wall_tps.mean), _rate(found.device_tps.mean)]
             row += [_spread(found.wall_ratio), _spread(found.device_ratio)]
             rows.append([*row, _picks(seeds, protocol) if engine == "adaptive" else ""])
     yield from table(header, rows)
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _spread(value: Spread | None) -> str:
@@ -158,7 +162,7 @@ def _counter_lines(results: Results) -> Iterator[str]:
                 * 1e3
             )
             row = [label, engine, *_counted(counters), f"{kv_bytes / 1e6:.1f}", f"{us:.1f}"]
-            rows.append([*row, f"{kv_bytes / us / 1e3:.0f}", f"{floor_us / us:.0%}"])
+            rows.append([*row, _rate(kv_bytes / us / 1e3), f"{floor_us / us:.0%}"])
     yield from table(header, rows)
 
 
