@@ -12,6 +12,7 @@ from pathlib import Path
 from pkvchat.models.errors import ModelError
 
 from . import __version__
+from .arguments import by_rule
 from .attention_bench.options import add_flags as add_attention_flags
 from .errors import INTERRUPTED, ChatError, UsageError
 from .flags import (
@@ -24,7 +25,8 @@ from .flags import (
     utf8_text,
 )
 from .options import MAX_PROMPT, EngineOptions
-from .settings import Settings, load_settings
+from .settings import RULES, Settings, load_settings
+from .streams import drop_output, is_failed_write, open_standard_streams
 
 BROKEN_PIPE = 141  # and for a reader that went away
 
@@ -35,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # core (the interface, say) that slows each step tenfold; this is some tens of microseconds.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     argv = sys.argv[1:] if argv is None else argv
+    open_standard_streams()
     debug = "--debug" in argv
     if debug:  # see kernels/checks.py
         os.environ.setdefault("PKVCHAT_CHECK_CONTENTS", "1")
@@ -44,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Nobody reads any more. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()  # nobody reads any more
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -55,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pkvchat: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
     except Exception as error:
+        if is_failed_write(error):
+            drop_output()
+            print(f"pkvchat: cannot write the output: {error.strerror}", file=sys.stderr)
+            return 1
         if debug:
             traceback.print_exc()
         what = " ".join(f"{type(error).__name__}: {error}".split())
@@ -88,6 +94,8 @@ def _bench(args: argparse.Namespace) -> int:
     from . import bench
 
     cases = bench.cases(args.prompt_tokens, args.new_tokens, args.depths)
+    if not cases:
+        raise UsageError("bench -p 0 -n 0 has nothing to measure: give one of them tokens")
     weights = None
     if "random_weights" in args:
         if "model" in args:
@@ -274,7 +282,10 @@ def _parser() -> argparse.ArgumentParser:
     for command, run, text in (("pull", _pull, "download"), ("rm", _rm, "delete")):
         one = commands.add_parser(command, help=f"{text} a model")
         one.add_argument(
-            "name", metavar="NAME", type=utf8_text, help="from the list, or owner/name"
+            "name",
+            metavar="NAME",
+            type=by_rule(RULES["model"]),
+            help="from the list, or owner/name",
         )
         one.set_defaults(run=run)
     for one in (models, *(commands.choices[name] for name in ("pull", "rm"))):
