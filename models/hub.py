@@ -172,17 +172,18 @@ def in_cache(repo: str, quant: str) -> Path | None:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
     try:
+        folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
         snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
         names = [path for path in snapshot.rglob("*") if path.is_file()]
         files = [HubFile(path.relative_to(snapshot).as_posix(), 0, "") for path in names]
         chosen = [file.name for file in choose(files, repo, quant)]
+        complete = _complete(snapshot, chosen)
     except (OSError, ModelError):
         return None
-    if not _complete(snapshot, chosen):
-        return None
-    return _entry_point([snapshot / name for name in chosen])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # no name of a repository, or a damaged index: the hub has what is right
+    return _entry_point([snapshot / name for name in chosen]) if complete else None
 
 
 def _complete(snapshot: Path, names: Sequence[str]) -> bool:

@@ -75,9 +75,13 @@ def _in_hub_cache() -> Iterator[Installed]:
 def _remove_repo(repo: str) -> int:
     """Its whole folder in the hub's cache, with what an interrupted download has left."""
     from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
     from huggingface_hub.file_download import repo_folder_name
 
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    try:
+        folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    except HFValidationError:
+        return 0  # no repository can have that name
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     freed = sum(path.stat().st_size for path in files)
     try:

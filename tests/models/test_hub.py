@@ -189,6 +189,23 @@ def test_cached_without_network(server: FakeHub, monkeypatch: pytest.MonkeyPatch
             download(missing, "", silent)
 
 
+@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": 5}', '{"weights": {}}'])
+def test_a_damaged_index_is_no_download_to_trust(server: FakeHub, index: str) -> None:
+    server.repos["owner/folder"] = FOLDER_REPO
+    folder = download("owner/folder", "", silent)
+    (folder / hub.INDEX).resolve().write_text(index)
+    assert hub.in_cache("owner/folder", "") is None
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("name", ["../..", "-a/b", "a/" + "b" * 200])
+def test_names_that_no_repository_can_have(name: str) -> None:
+    with pytest.raises(ModelError, match="is no name of a repository"):
+        download(name, "", silent)
+    with pytest.raises(ModelError, match="is not downloaded"):
+        library.remove(name)
+
+
 def test_second_try_resumes(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection breaks in the middle; nothing that came is fetched again."""
     server.repos["owner/name"] = GGUF_REPO
