@@ -67,15 +67,17 @@ def kv_budget(device: torch.device, kv_memory: int | None, workspace: int = 0) -
 
     workspace: bytes that a step takes.
     """
-    if device.type != "cuda":
-        return kv_memory if kv_memory is not None else int(free_memory(device) * CPU_SHARE)
-    free = free_memory(device) - workspace - graph_memory(device) - CUDA_MARGIN
+    free = free_memory(device)
+    if device.type == "cuda":
+        free = max(free - workspace - graph_memory(device) - CUDA_MARGIN, 0)
     if kv_memory is not None and kv_memory > free:
         raise ValueError(
-            f"--kv-memory {human(kv_memory)} is more than the {human(max(free, 0))} that the "
+            f"--kv-memory {human(kv_memory)} is more than the {human(free)} that the "
             "device has left after the model: give no more than that, or leave it out"
         )
-    return free if kv_memory is None else kv_memory
+    if kv_memory is not None:
+        return kv_memory
+    return free if device.type == "cuda" else int(free * CPU_SHARE)
 
 
 def largest_context(

@@ -28,6 +28,12 @@ def test_an_asked_for_context_that_does_not_fit_is_refused_with_numbers() -> Non
     assert size_cache(3, SHAPE, 160, 100, 8 * PER_PAGE)[:2] == (8, 100)
 
 
+@pytest.mark.parametrize("memory", [1 << 50, 999_999_999_999_999 << 40])
+def test_more_memory_than_there_is_is_refused(memory: int) -> None:
+    with pytest.raises(ValueError, match=r"--kv-memory \S+ GiB is more than the .* has left"):
+        size_cache(3, SHAPE, 160, 0, memory)
+
+
 @pytest.mark.parametrize("memory", [0, 1, PER_PAGE, 2 * PER_PAGE - 1])
 def test_no_room_for_one_page_is_refused(memory: int) -> None:
     with pytest.raises(ValueError, match="one page of 16 needs 12 KiB"):
