@@ -26,9 +26,8 @@ _ALL_PAGES = 1 << 60
 _RESIDENT = 2  # programs that a streaming multiprocessor holds of each kernel here
 _SATURATING = 1.1  # programs per multiprocessor that use all of the bandwidth
 _MIN_TOKENS = 64  # that the Triton kernels give a program at least; FlashInfer twice as many
-_PADDING = 4  # percent by which workqueue's shares may grow to have one piece each
+_PADDING = 4  # TileConfig's: percent by which workqueue's shares may grow to have one piece each
 _STEP_TOKENS, _PIPELINE = 64, 3  # of their inner loop: tokens a step, steps in flight
-_PADDING = 4  # TileConfig's
 _HIDDEN_BYTES = 20 << 20  # of KV that the device gathers while the host starts a row of sdpa
 
 
@@ -195,9 +194,7 @@ def _tiles_in_that_time(grid: Sequence[tuple[int, float]], slots: int, saturatin
     grid: (programs, tiles of each), in the order in which they start; ``slots`` run at once and
     share the bandwidth evenly. Fewer than ``saturating`` do not use all of it.
     """
-    running: list[
-        tuple[float, int]
-    ] = []  # (tiles that each program will have read at its end, ...)
+    running: list[tuple[float, int]] = []  # (tiles that each will have read at its end, programs)
     active, now, read, waiting = 0, 0.0, 0.0, list(reversed(grid))
     while waiting or running:
         if waiting and active < slots:
