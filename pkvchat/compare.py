@@ -302,6 +302,8 @@ def plotter(path: str) -> Callable[[Sequence[str], Sequence[Round]], None]:
     known = Figure().canvas.get_supported_filetypes()
     if Path(path).suffix.lower().lstrip(".") not in known:
         raise ChatError(f"--plot {path}: name a file that ends in .png, .svg or .pdf")
+    if not Path(path).parent.is_dir():
+        raise ChatError(f"--plot {path}: name a file in a directory that exists")
 
     def draw(policies: Sequence[str], rounds: Sequence[Round]) -> None:
         figure = Figure(figsize=(10, 2.5 * len(policies)), layout="constrained")

@@ -115,7 +115,7 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--cases",
         metavar="TEXT,...",
-        type=lambda text: tuple(text.split(",")),
+        type=_tuple(Rule(str, "part of a batch's name, or all", bool)),
         help="the named batches whose names have one of these in them (all: each of them)",
     )
     group.add_argument(
@@ -128,7 +128,7 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
     ):
         group.add_argument(flag, dest=dest, metavar="N,...", type=_counts, help=text)
     group.add_argument(
-        "--max-active", metavar="N", type=_rows, help="requests decoded at once [the paper's]"
+        "--max-active", metavar="N", type=_up_to_1024, help="requests decoded at once [the paper's]"
     )
     group.add_argument(
         "--seeds", metavar="N,...", type=_tuple(Rule(int, "whole numbers")), help="of the traces"
@@ -151,7 +151,7 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--repeats", metavar="N", type=_count, help="runs of each trace")
     group.add_argument(
-        "--layers", metavar="N", type=_count, help="of the model that the traces decode with"
+        "--layers", metavar="N", type=_up_to_1024, help="of the model that the traces decode with"
     )
     group.add_argument(
         "--between",
@@ -221,7 +221,7 @@ def check_outputs(output_file: Path | None, plot: Path | None) -> None:
 
 _COUNT = Rule(int, "a whole number of at least 1", lambda n: n >= 1)
 _count = by_rule(_COUNT)
-_rows = by_rule(Rule(int, "a whole number from 1 to 1024", lambda n: 1 <= n <= 1024))
+_up_to_1024 = by_rule(Rule(int, "a whole number from 1 to 1024", lambda n: 1 <= n <= 1024))
 
 
 def _tuple(rule: Rule) -> Any:

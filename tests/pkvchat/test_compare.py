@@ -108,5 +108,8 @@ def test_the_steps_are_drawn(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ChatError, match=r"ends in \.png"):
         compare.plotter("steps.txt")
+    with pytest.raises(ChatError, match="in a directory that exists"):
+        compare.plotter(str(tmp_path / "no" / "steps.png"))
+    (tmp_path / "folder.png").mkdir()
     with pytest.raises(ChatError, match="cannot write"):
-        compare.plotter(str(tmp_path / "no" / "steps.png"))(["adaptive"], made_up())
+        compare.plotter(str(tmp_path / "folder.png"))(["adaptive"], made_up())

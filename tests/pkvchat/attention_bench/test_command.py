@@ -43,6 +43,8 @@ def bench(*args):
         (["--seeds", "a"], "--seeds: 'a' must be whole numbers"),
         (["--steps", "0"], "--steps: '0' must be a whole number of at least 1"),
         (["--max-active", "-1"], "--max-active: '-1' must be a whole number from 1 to 1024"),
+        (["--layers", "99999999"], "--layers: '99999999' must be a whole number from 1 to 1024"),
+        (["--cases", ""], "--cases: '' must be part of a batch's name, or all"),
         (["--max-active", "5000"], "--max-active: '5000' must be a whole number from 1 to 1024"),
         (["--hole-fraction", "1"], "--hole-fraction: '1' must be a number from 0 to 0.9"),
         (["--batch", "1,,2"], "--batch: '' must be a whole number of at least 1"),
