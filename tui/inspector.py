@@ -83,11 +83,13 @@ class Inspector(Screen[None]):
 
     def _draw_head(self) -> None:
         what = self._strategy or "all strategies"
-        state = "paused" if self._paused else "following"
+        at_top = self.query_one(DataTable).cursor_row == 0
+        state = "paused" if self._paused else "following" if at_top else "following at the top"
         head = f"  {len(self._shown)} steps, {what}, {state}"
         self.query_one("#inspector-head", Static).update(Text(head))
 
     def on_data_table_row_highlighted(self) -> None:
+        self._draw_head()
         self._draw_record()
 
     def _draw_record(self) -> None:
