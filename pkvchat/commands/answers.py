@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .command import Command, CommandError
+from .command import Command, CommandError, whole
 from .host import Host
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
@@ -42,8 +42,8 @@ def copy_code(host: Host, number: str) -> None:
     blocks = code_blocks(host.chosen().text)
     if not blocks:
         raise CommandError("that message has no code block")
-    if number and not (number.isdecimal() and 0 < int(number) <= len(blocks)):
-        raise CommandError(f"/code {number}: that message has code blocks 1 to {len(blocks)}")
+    if number and not 0 < whole(number) <= len(blocks):
+        raise CommandError(f"/code {number[:20]}: that message has code blocks 1 to {len(blocks)}")
     host.copy(blocks[int(number or 0) - 1], "code block")
 
 

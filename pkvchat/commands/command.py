@@ -47,6 +47,11 @@ def one_of(names: Iterable[str]) -> Complete:
     return lambda _, start: [name for name in known if name.startswith(start)]
 
 
+def whole(text: str) -> int:
+    """The number that ``text`` is, -1 where it is none, or longer than any number of things."""
+    return int(text) if text.isdecimal() and len(text) < 20 else -1
+
+
 def as_path(name: str) -> Path:
     """Raises CommandError for what can name no file: a NUL in it, a home of nobody, too long."""
     try:

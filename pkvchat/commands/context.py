@@ -5,7 +5,7 @@ from __future__ import annotations
 from pkvchat.chats import Chat, Message
 from pkvchat.open_chat import OpenChat
 
-from .command import Command, CommandError
+from .command import Command, CommandError, whole
 from .host import Host
 
 
@@ -34,7 +34,7 @@ def droppable(chat: OpenChat) -> int:
 def drop(host: Host, count: str) -> None:
     """The model stops reading the older half of the turns, or COUNT of them; a line says so."""
     chat, read = host.current, turns_read(host.current.chat)
-    number = int(count) if count.isdecimal() else droppable(chat)
+    number = whole(count) if count else droppable(chat)
     if chat.busy or not 0 < number < len(read):
         raise CommandError("/drop needs a number of turns smaller than those the model reads")
     messages = chat.chat.messages
@@ -47,9 +47,9 @@ def drop(host: Host, count: str) -> None:
 
 
 def context(host: Host, tokens: str) -> None:
-    if not tokens.isdecimal():
+    if whole(tokens) < 0:
         raise CommandError("/context needs a number of tokens; 0 means the model's own limit")
-    host.restart(context=int(tokens))
+    host.restart(context=whole(tokens))
 
 
 COMMANDS: tuple[Command[Host], ...] = (

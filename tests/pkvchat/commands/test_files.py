@@ -47,6 +47,40 @@ def test_files_are_quoted_by_name(here: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "pattern", ["**/*.py", "a/**/*", "*/x.py", "a/*/../*/x.py", "../*/a/x.py", "**/**/x.py", "a"]
+)
+def test_patterns_mean_what_they_do_elsewhere(here: Path, pattern: str) -> None:
+    for name in ("x.py", "a/x.py", "a/b/x.py", "a/b/c/.x.py", "d/x.md"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(name)
+    (here / "a" / "loop").symlink_to(here)
+    prompt: Any = Prompt()
+    found = sorted({path.name for path in Path().glob(pattern) if path.is_file()})
+    with suppress(CommandError):
+        files.glob(prompt, pattern)
+    assert sorted(set(prompt.text.replace(":", "").split()) & {"x.py", ".x.py", "x.md"}) == found
+
+
+@pytest.mark.usefixtures("here")
+def test_a_large_tree_is_not_searched_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_FOLDERS", 10)
+    for number in range(11):
+        Path(f"d{number}").mkdir()
+    with pytest.raises(CommandError, match=r"/glob \*\*/x looks into more than 10 folders"):
+        files.glob(Prompt(), "**/x")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [(files.read, "the name of a file"), (files.glob, "a pattern"), (chat.load, "the name")],
+)
+def test_no_name_is_asked_for(command: Any, said: str) -> None:
+    with pytest.raises(CommandError, match=f"needs {said}"):
+        command(Prompt(), "")
+
+
 def test_too_much_is_not_read(here: Path) -> None:
     for name in "ab":
         (here / name).write_bytes(b"x" * 2_500_000)
