@@ -175,7 +175,7 @@ def load_settings(path: Path | None = None) -> Settings:
     """
     path = path or settings_path()
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return Settings()
     except OSError as error:
@@ -184,7 +184,7 @@ def load_settings(path: Path | None = None) -> Settings:
         raise UsageError(
             f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8"
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also for a number of 5000 digits
         raise UsageError(f"{path} is not valid TOML: {error}") from error
     sampling = _table(path, "sampling", table.pop("sampling", {}))
     keys = _table(path, "keys", table.pop("keys", {}))
@@ -207,11 +207,12 @@ def save_settings(changes: Mapping[str, Any], path: Path | None = None) -> Path:
 
     path = (path or settings_path()).resolve()  # a link stays one
     try:
-        document = tomlkit.parse(path.read_text(encoding="utf-8") if path.exists() else "")
+        document = tomlkit.parse(path.read_text(encoding="utf-8-sig") if path.exists() else "")
         for name, value in changes.items():
             table: Any = document
             if name in _SAMPLING:
                 table = document.setdefault("sampling", tomlkit.table())
+                _table(path, "sampling", table)
             if value is None:
                 table.pop(name, None)
             else:

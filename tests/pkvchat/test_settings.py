@@ -110,6 +110,8 @@ def test_flags_beat_the_file(tmp_path):
         ("mouse = 'off'", "mouse = 'off' must be true or false"),
         ("[keys]\nnew_chat = 5", "keys.new_chat = 5 must be a key"),
         ("model = ", "is not valid TOML"),
+        ("context = " + "9" * 5000, "is not valid TOML"),
+        ("model = " + "[" * 100_000, "is not valid TOML"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(tmp_path, text, said):
@@ -208,3 +210,17 @@ def test_no_text_gets_past_a_rule_unchecked(text):
         with suppress(ValueError):
             value = rule.parse(text)
             assert rule.check(value) == value
+
+
+def test_a_file_that_starts_with_a_byte_order_mark(tmp_path):
+    path = write(tmp_path, "\ufeffpage_size = 32\n")
+    assert load_settings(path).engine.page_size == 32
+    save_settings({"theme": "light"}, path)
+    assert load_settings(path).engine.page_size == 32
+
+
+def test_a_wrong_sampling_is_left_as_it_is(tmp_path):
+    path = write(tmp_path, "sampling = [1]")
+    with pytest.raises(UsageError, match="must be a table"):
+        save_settings({"top_k": 3}, path)
+    assert path.read_text(encoding="utf-8") == "sampling = [1]"
