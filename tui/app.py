@@ -88,8 +88,9 @@ class ChatApp(App[int]):
         palette = Palette.of(self.current_theme)
         self.strip = TabStrip(palette)
         self.sidebar = Sidebar(self)
-        first = store is not None and store.is_empty()
-        self.transcript = Transcript(self.tab.chat, palette, welcome(self.keymap, first=first))
+        self.transcript = Transcript(
+            self.tab.chat, palette, welcome(self.keymap, first=self.saver.first_start)
+        )
         self.panel = Panel(self.session, palette, self._tabs_from_active)
         self.history = [m.text for tab in self.tabs for m in tab.chat.messages if m.role == "user"]
         self.composer = Composer(self.history, self._completions)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from pkvchat.errors import ChatError
 from pkvchat.open_chat import OpenChat
@@ -12,6 +13,8 @@ from pkvchat.store import ChatStore, Found, store_path
 
 if TYPE_CHECKING:
     from .app import ChatApp
+
+T = TypeVar("T")
 
 _SAVE_S = 1.0
 
@@ -41,7 +44,12 @@ class Saver:
         """The tabs as they were left, unless another running pkvchat shows them."""
         if self.store is None or not self.store.owns_tabs:
             return []
-        return [OpenChat(chat) for chat in self.store.open_chats()]
+        return [OpenChat(chat) for chat in self._read(self.store.open_chats, [])]
+
+    @property
+    def first_start(self) -> bool:
+        """Nothing was ever saved here."""
+        return self.store is not None and self._read(self.store.is_empty, False)
 
     def soon(self, *tabs: OpenChat) -> None:
         """Write within a second."""
@@ -85,6 +93,15 @@ class Saver:
     def _save(self, tab: OpenChat, place: int | None) -> None:
         if self.store is not None:
             self._try(self.store.save, tab.chat, place)
+
+    def _read(self, read: Callable[[], T], otherwise: T) -> T:
+        """``otherwise``, and it is said, where the file is damaged; the app starts all the same."""
+        try:
+            return read()
+        except ChatError as error:
+            notify = partial(self._app.notify, severity="error", markup=False, timeout=10)
+            self._app.call_later(notify, str(error))  # this may be before the app runs
+            return otherwise
 
     def _try(self, write: Callable[..., None], *arguments: object) -> None:
         """Say it once where the disk refuses; the chat goes on."""

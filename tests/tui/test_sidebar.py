@@ -93,3 +93,18 @@ async def test_a_damaged_file_is_said_and_the_chat_goes_on(
         await window.settle(lambda: "cannot be read" in " ".join(window.notes))
         await window.press("escape", "escape", *"typed")
         assert window.app.composer.text == "typed"
+
+
+async def test_the_app_starts_beside_a_damaged_file(open_app: OpenApp, store: ChatStore) -> None:
+    for number in range(20):
+        chat = Chat(title=f"chat {number}")
+        chat.add("user", "x" * 3000)
+        store.save(chat, number)
+    store.close()
+    with store.path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (store.path.stat().st_size - 4096))
+    async with open_app("An answer.", store=ChatStore(store.path)) as window:
+        await window.settle(lambda: "cannot be read" in " ".join(window.notes))
+        await window.ask("hello")
+        await window.settle(lambda: not window.app.tab.busy)
