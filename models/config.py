@@ -86,6 +86,12 @@ class ModelConfig:
                 f"{self.num_qo_heads} query heads cannot share {self.num_kv_heads} KV heads: fetch"
                 " the model again"
             )
+        for rope in self.ropes:
+            if rope.rotary_dim % 2 or not 0 <= rope.rotary_dim <= self.head_dim:
+                raise ModelError(
+                    f"{rope.rotary_dim} numbers of a head of {self.head_dim} cannot be rotated in"
+                    " pairs: fetch the model again"
+                )
 
     @property
     def q_size(self) -> int:

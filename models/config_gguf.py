@@ -23,6 +23,9 @@ class GgufKeys:
     def number(self, key: str, *default: float) -> float:
         return self.meta.get(f"{self.arch}.{key}", float, *default)
 
+    def positive(self, key: str, *default: float) -> float:
+        return self.meta.positive(f"{self.arch}.{key}", *default)
+
     def text(self, key: str, default: str) -> str:
         return self.meta.get(f"{self.arch}.{key}", str, default)
 
@@ -43,7 +46,7 @@ def read_gguf(meta: Metadata, shapes: Mapping[str, Shape]) -> ModelConfig:
         num_kv_heads=keys.size("attention.head_count_kv", heads),
         head_dim=head_dim,
         context_length=keys.size("context_length"),
-        rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        rms_norm_eps=keys.positive("attention.layer_norm_rms_epsilon"),
         ropes=(_rope(keys, head_dim),),
         tie_embeddings="output.weight" not in shapes,
         qkv_bias="blk.0.attn_q.bias" in shapes,
@@ -54,7 +57,7 @@ def read_gguf(meta: Metadata, shapes: Mapping[str, Shape]) -> ModelConfig:
 
 def _rope(keys: GgufKeys, head_dim: int) -> RopeConfig:
     return RopeConfig(
-        theta=keys.number("rope.freq_base", 10000.0),
+        theta=keys.positive("rope.freq_base", 10000.0),
         rotary_dim=keys.size("rope.dimension_count", head_dim),
         scaling=_scaling(keys),
     )

@@ -78,7 +78,7 @@ class SafetensorsCheckpoint:
     def _files(self) -> list[Path]:
         index = self.path / "model.safetensors.index.json"
         if index.exists():
-            weight_map = read_json(index).get("weight_map") or {}
+            weight_map = Metadata(index, read_json(index)).get("weight_map", dict)
             files = sorted({self.path / str(name) for name in weight_map.values()})
         else:
             files = sorted(self.path.glob("*.safetensors"))

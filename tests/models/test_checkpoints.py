@@ -185,6 +185,14 @@ def put(**given: Any) -> Callable[[dict[str, Any], Tensors], object]:
         (drop("attention.head_count"), "'llama.attention.head_count' is missing"),
         (put(block_count="one"), "'llama.block_count' is 'one', not of type int"),
         (put(block_count=0), "'llama.block_count' is 0, which cannot be"),
+        (put(rope__dimension_count=1 << 20), "1048576 numbers of a head of 8 cannot be rotated"),
+        (put(rope__dimension_count=3), "3 numbers of a head of 8 cannot be rotated in pairs"),
+        (put(rope__freq_base=float("nan")), "'llama.rope.freq_base' is nan, which cannot be"),
+        (put(rope__freq_base=-1.0), "'llama.rope.freq_base' is -1.0, which cannot be"),
+        (
+            put(attention__layer_norm_rms_epsilon=float("inf")),
+            "'llama.attention.layer_norm_rms_epsilon' is inf, which cannot be",
+        ),
         (drop("token_embd.weight"), "tensor 'token_embd.weight' is missing"),
         (drop("blk.0.ffn_up.weight"), r"tensor 'blk.0.ffn_up.weight' \[64, 32\] is missing"),
         (put(block_count=2), r"tensor 'blk.1.attn_norm.weight' \[32\] is missing"),
@@ -229,6 +237,7 @@ def test_unknown_architectures(gguf_with: Callable[..., Path], folder: Path) -> 
         ({"hidden_size": "32"}, "'hidden_size' is '32', not of type int"),
         ({"num_hidden_layers": -1}, "'num_hidden_layers' is -1, which cannot be"),
         ({"model_type": None}, "'model_type' is missing"),
+        ({"partial_rotary_factor": 8.0}, "64 numbers of a head of 8 cannot be rotated"),
         ({"hidden_size": 64}, r"tensor 'token_embd.weight' has shape \[260, 32\] but"),
         ({"vocab_size": 300}, r"tensor 'token_embd.weight' has shape \[260, 32\] but"),
         ({"tie_word_embeddings": False}, r"tensor 'output.weight' \[260, 32\] is missing"),
@@ -246,6 +255,12 @@ def test_bad_config(folder: Path, config: Any, says: str) -> None:
     with pytest.raises(ModelError, match=says) as caught:
         load(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_an_index_of_the_wrong_kind(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
+    with pytest.raises(ModelError, match=r"entry 'weight_map' is \[1\], not of type dict"):
+        load(folder)
 
 
 ANYTHING = st.recursive(
