@@ -7,6 +7,7 @@ import time
 import torch
 
 _CUDA_BYTES = 4 << 30
+_CUDA_LEAST_BYTES = 64 << 20
 _CPU_BYTES = 256 << 20
 _REPEATS = 5
 
@@ -24,13 +25,23 @@ def read_bandwidth(device: torch.device) -> float:
     return best
 
 
+def _large_tensor(device: torch.device) -> torch.Tensor:
+    """Of what others, and a limit on this process, leave of the device's memory."""
+    size = _CUDA_BYTES
+    while True:
+        try:
+            return torch.empty(size // 4, dtype=torch.int32, device=device)
+        except torch.OutOfMemoryError:
+            if size <= _CUDA_LEAST_BYTES:
+                raise
+        size //= 2
+
+
 def _cuda_bandwidth(device: torch.device) -> float:
     from .bandwidth_triton import read_all
 
-    free, _ = torch.cuda.mem_get_info(device)
-    size = min(_CUDA_BYTES, free // 2) // 4
     with torch.cuda.device(device):
-        values = torch.empty(size, dtype=torch.int32, device=device).random_()
+        values = _large_tensor(device).random_()
         read_all(values)
         best = 0.0
         for _ in range(_REPEATS):

@@ -139,11 +139,11 @@ def _rows(
 ) -> Iterator[Row]:
     context = max(case.context for case in cases)
     with startup_errors():
+        bandwidth = read_bandwidth(prepare(options))  # before the KV cache takes the memory
         subject = start(replace(options, context=context, policy=policies[0]), weights, progress)
         made = {name: subject.make_policy(name) for name in policies}
     engine = subject.engine
     check_room(engine, context, max(batches))
-    bandwidth = read_bandwidth(engine.runner.shape.device)
     for batch in batches:
         bench = Bench(engine, engine.runner.model.config.vocab_size, batch)
         for case in cases:
