@@ -162,15 +162,19 @@ def _time_graphs(
     planned = captured(partial(problem.run, strategy, count))
     strategy.plan(problem.batch, splits[0])
     planning = captured(partial(problem.run, strategy, count))
-    replays = max(1, min(5, int(_SAMPLE_US / replay_us(planned, replays=1, samples=1))))
-    all_us = replay_us(planned, replays, problem.samples)
-    device_us = max(0.0, replay_us(planning, replays, problem.samples) - all_us)
-    found = {}
+    layer_us, host_us = {}, {}
     for num_splits in splits:
-        host_us = median(_plan_us(strategy, problem, num_splits) for _ in range(3))
-        all_us = replay_us(planned, replays, problem.samples)
-        found[num_splits] = Timing(all_us / count, host_us + device_us, num_splits)
-    return found
+        host_us[num_splits] = median(_plan_us(strategy, problem, num_splits) for _ in range(3))
+        layer_us[num_splits] = _graph_us(planned, problem.samples) / count
+    strategy.plan(problem.batch, min(layer_us, key=layer_us.__getitem__))
+    both = _graph_us(planning, problem.samples), _graph_us(planned, problem.samples)
+    device_us = max(0.0, both[0] - both[1])
+    return {n: Timing(layer_us[n], host_us[n] + device_us, n) for n in splits}
+
+
+def _graph_us(graph: torch.cuda.CUDAGraph, samples: int) -> float:
+    replays = max(1, min(5, int(_SAMPLE_US / replay_us(graph, replays=1, samples=1))))
+    return replay_us(graph, replays, samples)
 
 
 def _time_launches(strategy: Strategy, problem: CaseProblem, num_splits: int) -> Timing:

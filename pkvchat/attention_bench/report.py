@@ -157,6 +157,8 @@ def _counter_lines(results: Results) -> Iterator[str]:
         kv_bytes = mean(trace.kv_bytes for trace in seeds)
         floor_us = mean(trace.floor_us for trace in seeds)
         for engine, counters in results.counters.get(label, {}).items():
+            if any(engine not in trace.elapsed["calls"] for trace in seeds):
+                continue  # counted in one of several runs, and timed in another
             us = (
                 mean(trace.elapsed["calls"][engine].device_ms / trace.steps for trace in seeds)
                 * 1e3

@@ -10,7 +10,7 @@ import pytest
 from pkvchat.attention_bench import summary
 from pkvchat.attention_bench.plot import draw
 from pkvchat.attention_bench.report import markdown
-from pkvchat.attention_bench.results import Elapsed, Timing, merge, read_results
+from pkvchat.attention_bench.results import Counters, Elapsed, Timing, merge, read_results
 from pkvchat.errors import ChatError
 
 
@@ -104,6 +104,8 @@ def test_runs_are_merged_if_they_measured_the_same(results):
     assert both.notes == ["sdpa: not asked for", "more"]
     assert both.about["command"] == "pkvchat bench-attention && pkvchat other"
     assert merge([results]) == results
+    uncounted = replace(other, counters={"zipf B2": {"sdpa": Counters(9)}})
+    assert "| sdpa | 9 |" not in markdown(merge([results, uncounted]))
     elsewhere = replace(other, about={**results.about, "device": "NVIDIA L4"})
     with pytest.raises(ChatError, match="device is NVIDIA H200 in one and NVIDIA L4 in another"):
         merge([results, elsewhere])
