@@ -220,7 +220,8 @@ def test_triton_writes_as_torch_does(triton_device, kv_dtype, dim, page):
     found, expected = contents(ours, shape), contents(torchs, shape)
     # A tie, or a quotient a bit apart, may round to the neighbour.
     assert ((found - expected).abs() <= 2.1 * STEP[kv_dtype] * expected.abs().amax()).all()
-    assert (found != expected).sum() <= 0.01 * found.numel()
+    apart = (found - expected).abs() > 1e-5 * expected.abs()  # scales may differ in the last bit
+    assert apart.sum() <= 0.01 * (expected != 0).sum()
     fused = torch.zeros_like(ours, dtype=torch.int8).view(kv_dtype)
     assert torch.equal(store_qkv_triton(moved, None, None, fused, rows), moved[:, :4])
     assert torch.equal(fused.view(torch.int8), ours.view(torch.int8))
