@@ -27,7 +27,8 @@ Parse = Callable[[dict[str, Any]], Record]
 
 VERSION = 2
 SHIPPED = Path(__file__).parent / "shipped"
-_DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
+# the last two: whole numbers and lists that are larger than Python takes
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 def device_key(device: torch.device) -> dict[str, str]:

@@ -25,7 +25,7 @@ from .flags import (
     utf8_text,
 )
 from .options import MAX_PROMPT, EngineOptions
-from .settings import RULES, Settings, load_settings
+from .settings import RULES, Rule, Settings, load_settings
 from .streams import drop_output, is_failed_write, open_standard_streams
 
 BROKEN_PIPE = 141  # and for a reader that went away
@@ -236,7 +236,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pkvchat {__version__}")
     parser.add_argument(
-        "--steps", dest="steps_path", metavar="FILE", help="log each decode step as a line of JSON"
+        "--steps",
+        dest="steps_path",
+        metavar="FILE",
+        type=by_rule(Rule(str, "a file's name", bool)),
+        help="log each decode step as a line of JSON",
     )
     add_settings(parser.add_argument_group("answers"), CHAT_FLAGS)
     add_engine_flags(parser)

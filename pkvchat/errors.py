@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pkvchat.kernels.strategy import StrategyUnavailable
 from pkvchat.models.errors import ModelError
 
+_NO_MEMORY = ("can't allocate memory", "can't start new thread")  # torch's and Python's words
 INTERRUPTED = 130  # the exit code that shells report for Ctrl+C
 
 
@@ -30,3 +31,10 @@ def startup_errors() -> Iterator[None]:
         yield
     except (ModelError, StrategyUnavailable, ValueError, OSError) as error:
         raise ChatError(str(error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(w in str(error) for w in _NO_MEMORY):
+            raise
+        raise ChatError(
+            "this machine has too little memory left: end other programs, or take a smaller "
+            "model, -c or --kv-memory"
+        ) from error

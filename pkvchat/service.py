@@ -170,7 +170,7 @@ class ChatService:
                 self._steps.write(record)
         except OSError as error:
             self._steps = None
-            return [Notice(None, f"--steps: {error}; no further steps are written")]
+            return [Notice(None, f"--steps: {error.strerror}; no further steps are written")]
         return []
 
     def _token(self, token: Token) -> list[Event]:

@@ -91,6 +91,10 @@ DAMAGES = {
     "nan": lambda path: damage(
         path, lambda r: r["data"]["costs"]["sdpa"].update(tile=float("nan"))
     ),
+    "a number too large": lambda path: damage(
+        path, lambda r: r["data"]["costs"]["sdpa"].update(tile=10**400)
+    ),
+    "lists in lists": lambda path: path.write_text("[" * 100_000),
     "a word": lambda path: damage(path, lambda r: r["data"]["costs"]["sdpa"].update(path="fast")),
     "constant missing": lambda path: damage(path, lambda r: r["data"]["costs"]["sdpa"].pop("plan")),
     "costs a list": lambda path: damage(path, lambda r: r["data"].update(costs=[])),

@@ -68,6 +68,7 @@ def test_arguments_are_read_without_torch():
         (["bench", "-p", "1,x"], "-p: 'x' must be whole numbers, such as 0,4096"),
         (["bench", "-r", "0"], "-r: '0' must be a whole number of at least 1"),
         (["bench", "-p", "0", "-n", "0"], "-p 0 -n 0 has nothing to measure"),
+        (["--steps", ""], "--steps: '' must be a file's name"),
         (["pull", ""], "NAME: '' must be a model's name"),
         (["rm", ""], "NAME: '' must be a model's name"),
         (["bench", "-o", "xml"], "-o: invalid choice: 'xml'"),

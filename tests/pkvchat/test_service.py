@@ -255,7 +255,7 @@ def test_a_full_disk_ends_the_log_and_not_the_answer(
     monkeypatch.setattr(service, "_steps", StepWriter("/dev/full"))
     events = run(service, ask("a", "Hi.", params=replace(GREEDY, max_tokens=4)))
     (notice,) = [event for event in events if isinstance(event, Notice)]
-    assert "No space left on device" in notice.message
+    assert notice.message.startswith("--steps: No space left on device; ")
     assert [e.reason for e in events if isinstance(e, Finished)] == ["length"]
     service.handle(Close("a"))
 

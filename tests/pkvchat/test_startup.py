@@ -11,6 +11,7 @@ import torch
 
 from pkvchat.attention_kernels import AttentionKernels
 from pkvchat.bench import Case, RandomWeights, run
+from pkvchat.errors import ChatError, startup_errors
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.random_weights import SHAPES
@@ -71,3 +72,21 @@ def test_an_engine_keeps_within_a_memory_limit(
         assert torch.cuda.max_memory_reserved() <= limit
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_a_machine_without_memory_is_told_in_one_line(error: Exception) -> None:
+    with pytest.raises(ChatError, match="too little memory left"), startup_errors():
+        raise error
+
+
+def test_other_errors_at_the_start_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="a fault"), startup_errors():
+        raise RuntimeError("a fault")
