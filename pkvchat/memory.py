@@ -118,10 +118,9 @@ def size_cache(
     if fits >= wanted:
         return num_pages, wanted, ""
     if asked_context:
-        raise ValueError(
-            f"{room}, fewer than the {asked_context} of -c: lower -c, or give --kv-memory "
-            f"{human((-(-asked_context // shape.page_size) + 1) * per_page)}"
-        )
+        need = (-(-asked_context // shape.page_size) + 1) * per_page
+        more = f", or give --kv-memory {human(need)}" if need <= free_memory(shape.device) else ""
+        raise ValueError(f"{room}, fewer than the {asked_context} of -c: lower -c{more}")
     return num_pages, fits, f"{room}: the context is {fits} instead of the model's {context}"
 
 
@@ -130,5 +129,5 @@ def human(num_bytes: int) -> str:
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= size:
             tenths = -(-num_bytes * 10 // size)
-            return f"{tenths / 10:g} {unit}"
+            return f"{tenths / 10:.12g} {unit}"
     return f"{num_bytes} bytes"

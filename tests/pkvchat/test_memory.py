@@ -28,6 +28,11 @@ def test_an_asked_for_context_that_does_not_fit_is_refused_with_numbers() -> Non
     assert size_cache(3, SHAPE, 160, 100, 8 * PER_PAGE)[:2] == (8, 100)
 
 
+def test_no_memory_is_advised_that_the_machine_lacks() -> None:
+    with pytest.raises(ValueError, match="of -c: lower -c$"):
+        size_cache(3, SHAPE, 160, 1 << 60, None)
+
+
 @pytest.mark.parametrize("memory", [1 << 50, 999_999_999_999_999 << 40])
 def test_more_memory_than_there_is_is_refused(memory: int) -> None:
     with pytest.raises(ValueError, match=r"--kv-memory \S+ GiB is more than the .* has left"):
@@ -51,7 +56,13 @@ def test_free_memory_is_plausible() -> None:
 
 @pytest.mark.parametrize(
     ("num_bytes", "text"),
-    [(5, "5 bytes"), (1024, "1 KiB"), (1025, "1.1 KiB"), (3 << 29, "1.5 GiB")],
+    [
+        (5, "5 bytes"),
+        (1024, "1 KiB"),
+        (1025, "1.1 KiB"),
+        (3 << 29, "1.5 GiB"),
+        (1 << 60, "1073741824 GiB"),
+    ],
 )
 def test_human(num_bytes: int, text: str) -> None:
     assert human(num_bytes) == text
