@@ -29,7 +29,7 @@ def test_an_asked_for_context_that_does_not_fit_is_refused_with_numbers() -> Non
 
 
 def test_no_memory_is_advised_that_the_machine_lacks() -> None:
-    with pytest.raises(ValueError, match="of -c: lower -c$"):
+    with pytest.raises(ValueError, match=r"of -c: lower -c$"):
         size_cache(3, SHAPE, 160, 1 << 60, None)
 
 
