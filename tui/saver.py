@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from pkvchat.chats import Chat
 from pkvchat.errors import ChatError
 from pkvchat.open_chat import OpenChat
 from pkvchat.store import ChatStore, Found, store_path
@@ -44,7 +45,7 @@ class Saver:
         """The tabs as they were left, unless another running pkvchat shows them."""
         if self.store is None or not self.store.owns_tabs:
             return []
-        return [OpenChat(chat) for chat in self._read(self.store.open_chats, [])]
+        return [OpenChat(chat) for chat in self._read(self.store.open_chats, list[Chat]())]
 
     @property
     def first_start(self) -> bool:
