@@ -38,6 +38,7 @@ from pkvchat.settings import Settings
 from pkvchat.steps import StepRecord
 from pkvchat.store import ChatStore
 from pkvchat.tui.app import ChatApp
+from pkvchat.tui.composer import Composer
 from pkvchat.tui.pace import Pace
 
 FRAME_S = 1 / 10  # as the engine process sends
@@ -145,7 +146,7 @@ async def day(folder: Path) -> int:
     app._pace = Pace(clock=itertools.count().__next__)  # by its clock every frame is due at once
     process = psutil.Process()
     before = 0
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=(120, 40)):
         app.session.apply(READY)
         for number in range(ANSWERS_A_DAY):
             if number == ANSWERS_A_DAY // 20:
@@ -156,12 +157,12 @@ async def day(folder: Path) -> int:
                     app.go_to(0)
                     app.command("close_chat")
                     app.go_to(len(app.tabs) - 1)
-            app.composer.insert(f"question {number}")
-            await pilot.press("enter")
+            app.composer.post_message(Composer.Sent(f"question {number}"))
+            while not app.tab.busy:
+                await asyncio.sleep(0.005)
             await _answer(app, number)
             if number % 7 == 0:
                 app.go_to(number % len(app.tabs))
-            await pilot.pause()
         return process.memory_info().rss - before
 
 
