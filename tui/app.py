@@ -383,7 +383,9 @@ def run(options: EngineOptions, params: SamplingParams, settings: Settings) -> i
     client = EngineClient(options)
     app = ChatApp(client, params, settings, store)
     client.start()  # before Textual takes standard error, which multiprocessing passes on
-    if note:
+    if store is None:
+        app.call_later(app.note, app.tab, note)  # true as long as the app runs, so it stays there
+    elif note:
         app.call_later(app.notify, note, severity="warning", markup=False, timeout=10)
     app.run(mouse=settings.mouse)
     return app.return_code or 0

@@ -126,3 +126,9 @@ def test_a_terminated_program_resets_the_terminal_and_keeps_the_draft(terminal: 
     terminal.until(lambda: not terminal.tmux("list-sessions"))
     terminal.start()
     terminal.shows("typed just now")
+
+
+def test_that_nothing_can_be_saved_stays_on_the_screen(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "xdg_data_home").write_text("in the way")
+    terminal.start("-m", "no-such-model")
+    terminal.shows("! chats cannot be saved")  # a line of the chat's, which no time takes away
