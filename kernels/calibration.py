@@ -173,7 +173,7 @@ class Calibrator:
         return estimate_costs(shape, self.workers, memory_bandwidth(self.device))
 
     def _save(self, kind: str, key: dict[str, str], data: dict[str, Any]) -> None:
-        note = "measured while other programs keep this machine busy; measured again at next start"
+        note = "other programs were busy while this device was measured; the next start measures again"
         if self.keep:
             self.store.save(kind, key, data)
         elif note not in self.notes:

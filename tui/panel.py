@@ -44,7 +44,7 @@ class Panel(LineWidget):
         self.update()
 
     def update(self) -> None:
-        """Sum up anew; called at most ten times a second."""
+        """Sum up anew; while answers run, called some five times a second."""
         if not self.display:
             return
         old, width = self._lines, self.size.width
