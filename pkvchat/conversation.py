@@ -58,7 +58,7 @@ class Conversation:
         self._system = settings.system_prompt
         self._registry = registry
         self._options = settings.engine
-        self._service = _start(settings.engine)
+        self._service: ChatService | None = _start(settings.engine)  # None: none would start
         self._current = self._fresh()
         self._before_prompt = ""
         self._raw = not sys.stdout.isatty()  # a file gets what the model wrote, a terminal is safe
@@ -67,7 +67,9 @@ class Conversation:
         return OpenChat(Chat(system=self._system))
 
     def close(self) -> None:
-        self._service.close()
+        service, self._service = self._service, None
+        if service:
+            service.close()
 
     # --- answers ------------------------------------------------------------------------------
 
@@ -77,6 +79,7 @@ class Conversation:
         Ctrl+C ends it with what is there, as "cancelled". Raises ChatError where the engine
         refuses or fails; a prompt without any answer is then no part of the conversation.
         """
+        _ = self._engine  # a prompt that nobody answers is not taken
         text, self._before_prompt = self._before_prompt + prompt, ""
         self._current.ask(text)
         return self._stream()
@@ -84,7 +87,7 @@ class Conversation:
     def _stream(self) -> str:
         chat, end, reason = self._current, "", ""
         try:
-            for event in self._events(chat.submission(self.params, self.ready)):
+            for event in self._events(chat.submission(self.params, self._engine.ready)):
                 match event:
                     case Delta(_, text):
                         self._write(text)
@@ -108,13 +111,20 @@ class Conversation:
 
     def _events(self, submit: Submit) -> Iterator[Event]:
         """All there is to say about one answer, as it comes."""
+        engine = self._engine
         with _Interrupt() as interrupt:
-            yield from self._service.handle(submit)
-            while not self._service.idle:
+            yield from engine.handle(submit)
+            while not engine.idle:
                 if interrupt.requested:
-                    yield from self._service.handle(Stop(submit.chat_id))
+                    yield from engine.handle(Stop(submit.chat_id))
                 else:
-                    yield from self._service.poll()
+                    yield from engine.poll()
+
+    @property
+    def _engine(self) -> ChatService:
+        if self._service is None:
+            raise ChatError("no engine runs: /regen starts it again, /model NAME another model")
+        return self._service
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text if self._raw else visible(text))
@@ -127,8 +137,8 @@ class Conversation:
         return self._current
 
     @property
-    def ready(self) -> Ready:
-        return self._service.ready
+    def ready(self) -> Ready | None:
+        return self._service.ready if self._service else None
 
     @property
     def policy(self) -> str:
@@ -138,9 +148,10 @@ class Conversation:
         say(text)
 
     def send(self, command: Command) -> None:
-        events = self._service.handle(command)
-        while not self._service.idle:  # a bench; no answer runs while commands are read
-            events += self._service.poll()
+        engine = self._engine
+        events = engine.handle(command)
+        while not engine.idle:  # a bench; no answer runs while commands are read
+            events += engine.poll()
         for event in events:
             match event:
                 case PolicyChanged(name):
@@ -161,18 +172,23 @@ class Conversation:
     def restart(self, **changes: object) -> None:
         """Should the new engine not start, the one before it does again."""
         options = replace(self._options, **changes)  # type: ignore[arg-type]
-        self._service.close()
-        del self._service
+        self.close()
         gc.collect()  # its memory, before the next one's
         try:
             self._service = _start(options)
             self._options = options
         except ChatError as error:
-            self._service = _start(self._options)
+            try:
+                self._service = _start(self._options)
+            except ChatError as again:
+                raise CommandError(f"{error}; nor does the engine from before: {again}") from again
             raise CommandError(str(error)) from error
 
     def revive(self) -> bool:
-        return False
+        if self._service:
+            return False
+        self._service = _start(self._options)
+        return True
 
     def changed(self) -> None:
         pass
@@ -186,7 +202,8 @@ class Conversation:
         self._turn_to(self._fresh())
 
     def _turn_to(self, chat: OpenChat) -> None:
-        self._service.handle(Close(self._current.chat.id))
+        if self._service:
+            self._service.handle(Close(self._current.chat.id))
         self._current = chat
 
     def save(self) -> str:
