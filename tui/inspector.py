@@ -107,10 +107,10 @@ class Inspector(Screen[None]):
             f"pages    {record.pages_used:,} of {record.pages_total:,} used, "
             f"{record.pages_shared:,} of them shared",
             "",
-            f"{'candidate':<14}{'predicted, a layer':>18}{'recent steps, p50':>20}",
+            f"{'candidate':<14}{'predicted, a layer':>18}{f'batch of {record.batch}, p50':>20}",
         ]
         for name, us in sorted(record.predicted_us.items(), key=lambda item: item[1]):
-            took = self._meter.step_ms(name)
+            took = self._meter.step_ms(name, record.batch)
             measured = f"{took:.2f} ms" if took else "-"
             ran = "  ran" if name == record.strategy else ""
             figures = f"{us:>15,.1f} µs{measured:>20}{ran}"

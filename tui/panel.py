@@ -187,7 +187,7 @@ class Panel(LineWidget):
         return self._text(text, self.palette.muted)
 
     def _candidates(self, last: StepRecord, width: int) -> list[Strip]:
-        """What the policy predicted for each, and how long steps with it took of late."""
+        """What the policy predicted for each, and how long such batches took with it of late."""
         if not last.predicted_us:
             return []
         lines = [
@@ -197,7 +197,7 @@ class Panel(LineWidget):
         for name, us in sorted(last.predicted_us.items(), key=lambda item: item[1]):
             style = self.palette.strategies.get(name, self.palette.base)
             ran = name == last.strategy
-            took = self._meter.step_ms(name)
+            took = self._meter.step_ms(name, last.batch)
             figures = f"{us:>6,.0f} µs {f'{took:.1f} ms' if took else '-':>9}"
             lines.append(
                 Strip(

@@ -46,6 +46,15 @@ def test_shares_count_steps() -> None:
     assert meter.last.step == 2
 
 
+def test_steps_are_compared_with_steps_of_as_many_rows() -> None:
+    meter = Meter()
+    alone = [record(i, "sdpa", step_ms=22.0) for i in range(20)]
+    both = [record(20, "sdpa", 2, 31.0), record(21, "split", 2, 27.0)]
+    meter.add([*alone, *both], now=1.0)
+    assert [meter.step_ms("sdpa", 2), meter.step_ms("split", 2)] == [31.0, 27.0]
+    assert [meter.step_ms("sdpa", 1), meter.step_ms("split", 1)] == [22.0, 0.0]
+
+
 @pytest.mark.parametrize(("count", "expected"), [(0, (0, 0)), (1, (1, 1)), (100, (50, 95))])
 def test_latencies_are_nearest_ranks(count: int, expected: tuple[float, float]) -> None:
     meter = Meter()
