@@ -11,7 +11,7 @@ from types import FrameType
 
 from . import clipboard
 from .chats import Chat, Message
-from .clean import visible
+from .clean import one_line, visible
 from .commands.command import CommandError
 from .commands.host import Host
 from .commands.registry import Registry
@@ -197,6 +197,7 @@ class Conversation:
         if self._current.chat.messages:
             say(f"the chat so far is saved in {self.save()}")
         self._turn_to(OpenChat(chat))
+        say(f"this is now {one_line(chat.name)!r}")
 
     def clear(self) -> None:
         self._turn_to(self._fresh())

@@ -15,9 +15,7 @@ from .line_input import line_reader
 from .options import MAX_PROMPT
 from .settings import Settings
 
-_REGISTRY: Registry[Host] = Registry(
-    COMMANDS, elsewhere="The app, without --no-tui, has more of them."
-)
+_REGISTRY: Registry[Host] = Registry(COMMANDS, elsewhere="the app has more")
 
 
 def run(settings: Settings, prompt: str | None) -> int:

@@ -67,11 +67,11 @@ def leave(host: Host, _: str) -> None:
 
 COMMANDS: tuple[Command[Host], ...] = (
     Command("clear_chat", "start afresh", clear, slash="clear"),
-    Command("fork_chat", "fork at the message under the cursor", fork, slash="fork"),
+    Command("fork_chat", "fork this chat, at the chosen message if any", fork, slash="fork"),
     Command("duplicate_chat", "duplicate this chat", duplicate, slash="duplicate"),
     Command("save_chat", "save this chat and say where", save, slash="save"),
     Command("export_chat", "write this chat to a file", export, "", "export", "FILE", paths),
     Command("load_chat", "open a chat from a JSON file", load, "", "load", "FILE", paths),
-    Command("help", "keys and commands", show_help, "f1", "help"),
+    Command("help", "list the commands", show_help, "f1", "help"),
     Command("quit", "quit", leave, "ctrl+q", "bye"),
 )

@@ -13,10 +13,10 @@ H = TypeVar("H")
 
 
 class Registry(Generic[H]):
-    """by_name and by_slash: the commands, in their order. elsewhere: where there are others."""
+    """by_name and by_slash: the commands, in their order. elsewhere: who has others."""
 
     def __init__(self, commands: Iterable[Command[H]], elsewhere: str = "") -> None:
-        self._elsewhere = f"{elsewhere} " if elsewhere else ""
+        self._elsewhere = f"; {elsewhere}" if elsewhere else ""
         self.by_name = {command.name: command for command in commands}
         self.by_slash = {c.slash: c for c in self.by_name.values() if c.slash}
 
@@ -29,10 +29,15 @@ class Registry(Generic[H]):
         command = self.by_slash.get(name.strip())
         if command is None:
             raise CommandError(
-                f"There is no /{one_line(name)[:40]}; /help lists what there is. {self._elsewhere}"
+                f"There is no /{one_line(name)[:40]}; {self._like(name.strip())}{self._elsewhere}. "
                 "Begin with // to send it."
             )
         return command, argument.strip()
+
+    def _like(self, name: str) -> str:
+        """Where to look instead: the commands that begin so, else the list of all."""
+        alike = [f"/{slash}" for slash in sorted(self.by_slash) if name and slash.startswith(name)]
+        return f"there is {', '.join(alike)}" if alike else "/help lists what there is"
 
     def completions(self, host: H, line: str) -> list[str]:
         """What ``line``, the start of a slash command, may go on to be."""

@@ -121,7 +121,8 @@ def test_lines_that_begin_with_a_slash_are_commands(run_cli, tmp_path):
     assert EXPECTED.startswith(first + rest)
     assert first == again
     for said in (
-        "There is no /theme; /help lists what there is. The app, without --no-tui, has more",
+        "There is no /theme; /help lists what there is; the app has more. Begin with // to send",
+        "this is now 'fork: Name three colours of the rainbow.'",
         "policy forced-sdpa",
         "unknown policy 'forced-nothing'",
         "<|im_start|>",

@@ -24,7 +24,7 @@ REGISTRY: Registry[None] = Registry(
         Command("show", "", nothing, slash="show", complete=one_of(("info", "system"))),
         Command("no_slash", "", nothing, "f1"),
     ],
-    "Elsewhere are more.",
+    "elsewhere are more",
 )
 
 
@@ -38,7 +38,15 @@ def test_anything_else_is_refused_in_one_line(line: str) -> None:
     with pytest.raises(CommandError, match="There is no /") as error:
         REGISTRY.find("/no" + line)
     assert "\n" not in str(error.value)
-    assert "Elsewhere are more. Begin with //" in str(error.value)
+    assert "; elsewhere are more. Begin with //" in str(error.value)
+
+
+def test_the_start_of_a_name_is_answered_with_those_that_begin_so() -> None:
+    with pytest.raises(CommandError, match=r"^There is no /re; there is /read, /regen; elsewhere"):
+        REGISTRY.find("/re x")
+    for line in ("/", "/zoom"):
+        with pytest.raises(CommandError, match="/help lists what there is; elsewhere"):
+            REGISTRY.find(line)
 
 
 @pytest.mark.parametrize(
