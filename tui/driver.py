@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual.drivers.linux_driver import LinuxDriver
+
+
+def read_alt_digits() -> None:
+    """Have Alt and a digit read as that key. ESC and the digit is what terminals send for it;
+    Textual takes it for the character that Option types on a Mac: "∞" in place of Alt+5."""
+    for digit in "123456789":
+        ANSI_SEQUENCES_KEYS.pop(f"\x1b{digit}", None)
 
 
 class Utf8Driver(LinuxDriver):
     """Leaves out what is read together with bytes that are not UTF-8, and says so; Textual's own
     driver ends the app."""
+
+    def start_application_mode(self) -> None:
+        read_alt_digits()
+        super().start_application_mode()
 
     def set_mouse(self, on: bool) -> None:
         """Listen to the mouse, or leave it to the terminal's own selecting and copying."""

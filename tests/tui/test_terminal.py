@@ -89,8 +89,10 @@ def test_a_session_from_first_prompt_to_restart(terminal: Terminal) -> None:
     terminal.until(lambda: not terminal.has_mouse())
     terminal.keys("/fork", "Enter")
     terminal.shows("fork: Name")
-    terminal.keys("C-PageUp")
+    terminal.keys("C-PageUp", "M-2", "M-1")
     terminal.keys("kept draft")
+    terminal.shows("kept draft")
+    assert "¡" not in terminal.screen()  # what a Mac types with Option and 1
     terminal.engine().send_signal(signal.SIGKILL)
     terminal.shows("killed by signal 9")
     terminal.keys("C-r")
