@@ -51,8 +51,9 @@ def download(repo: str, quant: str, progress: Progress) -> Path:
         raise ModelError(
             f"{repo}: not downloaded yet, and HF_HUB_OFFLINE is set: unset it, or name a local file"
         )
-    with _explained(repo):
+    with _explained(repo, begun=False):
         chosen = choose(_list(repo), repo, quant)
+    with _explained(repo, begun=True):
         return _entry_point(_fetch(repo, chosen, progress))
 
 
@@ -206,8 +207,8 @@ def _network_errors() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def _explained(repo: str) -> Iterator[None]:
-    """Turn what huggingface_hub raises into one line."""
+def _explained(repo: str, *, begun: bool) -> Iterator[None]:
+    """Turn what huggingface_hub raises into one line. begun: the hub said what there is to get."""
     from huggingface_hub import constants, errors
 
     host = constants.ENDPOINT
@@ -234,7 +235,13 @@ def _explained(repo: str) -> Iterator[None]:
                 f"{repo}: the disk is full: free some space in {constants.HF_HUB_CACHE} and try"
                 " again; what was downloaded is kept"
             ) from error
+        why = str(error).splitlines()[0]
+        if not begun:
+            raise ModelError(
+                f"{repo}: not downloaded yet, and {host} can't be reached ({why}): check the"
+                " network, or name a local file"
+            ) from error
         raise ModelError(
-            f"{repo}: the download broke off ({str(error).splitlines()[0]}): check the network and"
+            f"{repo}: the download broke off ({why}): check the network and"
             " try again; what was downloaded is kept"
         ) from error

@@ -15,7 +15,7 @@ from .default_model import cached_file, fetch, installed_file
 from .errors import GatedError, ModelError
 from .hub import PART, download, in_cache
 
-REPOSITORY = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?")
+REPOSITORY = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quant>[\w.-]+))?")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ def resolve(name: str | None, progress: Progress, gpu_memory: int | None = None)
     repository = REPOSITORY.fullmatch(name)
     if repository and path.suffix not in (".gguf", ".safetensors"):
         return Found(download(repository["repo"], repository["quant"] or "", progress))
+    if "/" in name or path.suffix in (".gguf", ".safetensors"):
+        raise ModelError(
+            f"no such file: {name}: give a path to a .gguf file or a safetensors folder, owner/name"
+            " on the hub, or a name that `pkvchat models` lists"
+        )
     raise ModelError(
         f"no model '{name}': give a path to a .gguf file or a safetensors folder, owner/name on the"
         f" hub, or one of {', '.join(CATALOGUE)}"

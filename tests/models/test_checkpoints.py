@@ -409,6 +409,10 @@ def test_resolve_names(default_gguf: Path) -> None:
     assert resolve(None, silent).path == default_gguf
     assert resolve(None, silent, gpu_memory=1 << 40).path == default_gguf
     assert resolve("SmolLM2-135M", silent).path == default_gguf
-    for name in ("no-such-model", "models/absent.gguf", "a/b/c"):
-        with pytest.raises(ModelError, match=f"no model '{name}': give a path.*llama-3-8b"):
+    with pytest.raises(ModelError, match=r"no model 'no-such-model': give a path.*llama-3-8b"):
+        resolve("no-such-model", silent)
+    for name in ("models/absent.gguf", "absent.safetensors", "a/b/c", "./absent"):
+        with pytest.raises(
+            ModelError, match=rf"no such file: {name}: give a path[^,]*, owner/name"
+        ):
             resolve(name, silent)

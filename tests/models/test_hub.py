@@ -268,7 +268,10 @@ def test_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         free.bind(("127.0.0.1", 0))
         nowhere = f"http://127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setattr(constants, "ENDPOINT", nowhere)
-    with pytest.raises(ModelError, match=r"owner/name: the download broke off.*check the network"):
+    with pytest.raises(
+        ModelError,
+        match=rf"owner/name: not downloaded yet, and {nowhere} can't be reached \(.*check the n",
+    ):
         download("owner/name", "", silent)
 
 

@@ -127,7 +127,7 @@ def test_lines_that_begin_with_a_slash_are_commands(run_cli, tmp_path):
         "unknown policy 'forced-nothing'",
         "<|im_start|>",
         "decode steps: ",
-        "no model 'nowhere.gguf'",
+        "no such file: nowhere.gguf",
         "characters go before your next line",
     ):
         assert said in done.stderr
