@@ -105,6 +105,12 @@ def test_real_template(default_gguf: Path) -> None:
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ 'a' * 100000000000 }}", "too many"),
         ("{{ 9 ** 999999999 }}", "too large"),
+        ("{{ 'a'.ljust(10000000000) }}", "too large"),
+        ("{{ 'a' | center(10000000000) }}", "too large"),
+        ("{{ 'a' | indent(10000000000, true) }}", "too large"),
+        ("{{ '%9999999999d' % 1 }}", "pad without end"),
+        ("{{ '%*d' % (9999999999, 1) }}", "pad without end"),
+        ("{{ '{:9999999999}'.format(1) }}", "pad without end"),
         ("{{ messages[7].content.x }}", "no element 7"),
         ("{{ range(10000000) }}", "Range too big"),
         ("nothing of what is said", "leaves out"),
@@ -124,6 +130,17 @@ def test_endless_template_falls_back(
     monkeypatch.setattr("pkvchat.models.sandbox.RENDER_SECONDS", 0.2)
     loops = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
     assert "it runs longer than 0.2 s" in chat_template(tokenizer, loops).fallback_note
+
+
+def test_growing_template_falls_back(
+    tokenizer: BackendTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pkvchat.models.sandbox.LARGEST_GROWTH", 64 << 20)
+    doubles = (
+        "{% set n = namespace(text='a' * 1000) %}"
+        "{% for i in range(40) %}{% set n.text = n.text ~ n.text %}{% endfor %}"
+    )
+    assert "it takes more than 64 MiB" in chat_template(tokenizer, doubles).fallback_note
 
 
 def test_no_system_role(tokenizer: BackendTokenizer) -> None:
