@@ -52,7 +52,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 raise SecurityError(f"{times} repeats are too many")
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         text = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
         if isinstance(text, str):  # its methods
             _check_widths((*args, *kwargs.values()))
