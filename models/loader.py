@@ -65,7 +65,7 @@ def load_model(
     found = resolve(name, progress, memory if device.type == "cuda" else None)
     path = found.path
     checkpoint = open_checkpoint(path)
-    progress("tokenizer", 0, 0)
+    progress("reading the tokenizer", 0, 0)
     vocabulary = checkpoint.vocabulary()
     tokenizer, rows = vocabulary.tokenizer, checkpoint.config.vocab_size
     if tokenizer.vocab_size > rows:

@@ -50,7 +50,7 @@ class WeightReader(WeightPlan):
         super()._fill(name, out, fill)
         self._runner.submit(fill(out))
         self._done += self.checkpoint.nbytes(name)
-        self._progress("weights", self._done, self._total)
+        self._progress("reading the weights", self._done, self._total)
 
     def _packed(self, blocks: RawMatrices, bias: torch.Tensor | None = None) -> Product:
         self._runner.wait()

@@ -19,7 +19,7 @@ class ProgressLine:
             share = f" {100 * done // total}%" if total else ""
             self._stream.write(f"\r\x1b[K{stage}{share}")
         elif stage != self._stage:
-            self._stream.write(f"{stage}\n")
+            self._stream.write(f"{stage} ...\n")
         self._stage = stage
         self._stream.flush()
 

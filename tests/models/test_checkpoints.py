@@ -149,9 +149,9 @@ def test_sharded_safetensors(folder: Path, helpers: Any) -> None:
 def test_progress_and_size(folder: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     loaded = load(folder, progress=lambda *report: seen.append(report))
-    assert seen[0] == ("tokenizer", 0, 0)
+    assert seen[0] == ("reading the tokenizer", 0, 0)
     expected = sum(tensor.nbytes for tensor in hf_tensors().values())
-    assert seen[-1] == ("weights", expected, expected)
+    assert seen[-1] == ("reading the weights", expected, expected)
     assert loaded.model.nbytes() == expected
     half = LinearTypes.uniform(torch.float16)
     assert expected / 2 < load(folder, linear_types=half).model.nbytes() < expected * 0.51

@@ -256,4 +256,4 @@ def test_progress_elsewhere_is_a_line_for_each_stage():
         progress("weights", done, 4)
     progress("tokenizer", 0, 0)
     progress.close()
-    assert log.getvalue() == "weights\ntokenizer\n"
+    assert log.getvalue() == "weights ...\ntokenizer ...\n"
