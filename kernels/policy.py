@@ -163,10 +163,10 @@ class CostPolicy:
         by = "going by trials, " if any(r.us != r.model_us for r in (first, second)) else ""
         if second_us < us * (1 + _TIE):
             both = f"{name} and {self._label(second)} should take about the same"
-            return f"{by}{both}, {_us(us)} us a layer"
+            return f"{by}{both}, {_us(us)} µs a layer"
         more = f"{second_us / us - 1:.0%} more" if second_us < 2 * us else f"{second_us / us:.1f}x"
         return (
-            f"{by}{name} should take {_us(us)} us a layer, "
+            f"{by}{name} should take {_us(us)} µs a layer, "
             f"{self._label(second)} {_us(second_us)} ({more})"
         )
 

@@ -17,6 +17,7 @@ from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.loader import LoadedModel, load_model
 
 from .attention_kernels import AttentionKernels
+from .counted import counted
 from .engine import PREFILL_CHUNK, Engine
 from .memory import free_memory, human, largest_context, limit_memory, size_cache
 from .messages import Ready
@@ -250,7 +251,7 @@ def device_name(device: torch.device) -> str:
     """For a person: "cpu, 2 threads", "NVIDIA H200"."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu, {torch.get_num_threads()} threads"
+    return f"cpu, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def dtype_name(weight: torch.dtype, packed: Sequence[str], kv_dtype: torch.dtype) -> str:

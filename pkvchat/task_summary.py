@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from pkvchat.kernels.tasks import Task, split_tasks, workqueue_tasks
 
+from .counted import counted
 from .steps import StepRecord
 
 
@@ -17,21 +18,23 @@ def task_summary(record: StepRecord, page_size: int) -> str:
         rows = [split_tasks(i, n, 0, page_size, splits) for i, n in enumerate(lengths)]
         tasks = [task for row in rows for task in row]
         empty = splits * len(rows) - len(tasks)
-        return f"{_sizes(tasks, page_size)}, {empty} splits empty; by row {_counts(rows)}"
+        return (
+            f"{_sizes(tasks, page_size)}, {counted(empty, 'split')} empty; by row {_counts(rows)}"
+        )
     if record.strategy == "workqueue":
         tasks, offsets = workqueue_tasks(lengths, 0, page_size, splits)
         rows = [tasks[a:b] for a, b in pairwise(offsets)]
         return f"{_sizes(tasks, page_size)} in one list; by row {_counts(rows)}"
     pages = sum(-(-n // page_size) for n in lengths)
     how = "planned by FlashInfer" if record.strategy == "flashinfer" else "gathered"
-    return f"no task list: {pages:,} pages {how}"
+    return f"no task list: {counted(pages, 'page')} {how}"
 
 
 def _sizes(tasks: Sequence[Task], page_size: int) -> str:
     sizes = [-(-task.end // page_size) - task.first_tile for task in tasks]
     least, most = min(sizes), max(sizes)
-    size = f"{most}" if least == most else f"{least} to {most}"
-    return f"{len(tasks):,} tasks of {size} pages"
+    size = f"{least:,} to " if least < most else ""
+    return f"{counted(len(tasks), 'task')} of {size}{counted(most, 'page')}"
 
 
 def _counts(rows: Sequence[Sequence[Task]]) -> str:

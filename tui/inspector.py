@@ -12,6 +12,7 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
 from pkvchat.clean import one_line
+from pkvchat.counted import counted
 from pkvchat.meter import Meter
 from pkvchat.steps import StepRecord, StepWriter
 from pkvchat.task_summary import task_summary
@@ -85,7 +86,7 @@ class Inspector(Screen[None]):
         what = self._strategy or "all strategies"
         at_top = self.query_one(DataTable).cursor_row == 0
         state = "paused" if self._paused else "following" if at_top else "following at the top"
-        head = f"  {len(self._shown)} steps, {what}, {state}"
+        head = f"  {counted(len(self._shown), 'step')}, {what}, {state}"
         self.query_one("#inspector-head", Static).update(Text(head))
 
     def on_data_table_row_highlighted(self) -> None:
@@ -99,7 +100,7 @@ class Inspector(Screen[None]):
 
     def _in_full(self, record: StepRecord) -> str:
         lines = [
-            f"step {record.step}: {record.strategy}, {record.num_splits} splits, batch "
+            f"step {record.step}: {record.strategy}, {counted(record.num_splits, 'split')}, batch "
             f"{record.batch}, {record.step_ms:.3f} ms, {record.tokens_per_s:.1f} tokens/s",
             one_line(record.reason),
             f"lengths  {' · '.join(f'{n:,}' for n in record.seq_lens)}",

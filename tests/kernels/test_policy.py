@@ -203,13 +203,13 @@ def reason_for(us, lengths=(900,), **options):
 def test_reasons_are_sentences():
     close = {"split": 10, "workqueue": 10.1, "sdpa": 50}
     assert reason_for(close) == (
-        "1 chat of 900 tokens: split and workqueue should take about the same, 10.0 us a layer"
+        "1 chat of 900 tokens: split and workqueue should take about the same, 10.0 µs a layer"
     )
     assert reason_for(close | {"split": 400}, (300,) * 7 + (400,)) == (
-        "8 chats of 300 to 400 tokens: workqueue should take 10.1 us a layer, sdpa 50.0 (5.0x)"
+        "8 chats of 300 to 400 tokens: workqueue should take 10.1 µs a layer, sdpa 50.0 (5.0x)"
     )
     assert reason_for({"workqueue": 100, "sdpa": 130}, (5, 5)) == (
-        "2 chats of 5 tokens each: workqueue should take 100 us a layer, sdpa 130 (30% more)"
+        "2 chats of 5 tokens each: workqueue should take 100 µs a layer, sdpa 130 (30% more)"
     )
     assert reason_for({"sdpa": 3}) == "1 chat of 900 tokens: sdpa is all that runs here"
     forced = reason_for(close, name="forced-sdpa")
