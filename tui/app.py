@@ -185,14 +185,16 @@ class ChatApp(App[int]):
             self.draw_around()
 
     def draw_around(self) -> None:
-        """Draw what is around the text; rests while nothing goes on."""
+        """Draw what is around the text, and again with each pulse while something goes on."""
         self._around_drawn = time.monotonic()
         self._draw_status()
         self.strip.show(self.tabs, self.active)
         self.sidebar.update(self.tabs, self.tab)
         self.panel.update()
         waits = not (self.session.state.ready or self.session.state.dead)
-        if not waits and not any(tab.busy for tab in self.tabs):
+        if waits or any(tab.busy for tab in self.tabs):
+            self._pulse.resume()
+        else:
             self._pulse.pause()
 
     def _draw_status(self) -> None:

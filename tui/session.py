@@ -76,6 +76,7 @@ class Session:
         self.client.restart()
         self._reader = EngineReader(self.client, self._app)
         self._reader.start()
+        self._app.draw_around()
 
     def submit(self, tab: OpenChat) -> None:
         """Send the awaited conversation, or leave it waiting for an engine that isn't ready."""

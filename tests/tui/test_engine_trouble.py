@@ -57,6 +57,16 @@ async def test_a_dead_engine_is_said_and_a_key_restarts_it(open_app: OpenApp, re
         assert window.prompts()[2] == ["go", "half an answer", "queued meanwhile"]
 
 
+async def test_a_restart_is_seen_before_the_new_engine_says_anything(open_app: OpenApp) -> None:
+    async with open_app() as window:
+        window.engine.die()
+        await window.shows("✗ the engine process ended")
+        await window.press("ctrl+r")
+        await window.shows("restarting the engine")
+        window.app.session.state.stage = "as drawn later"
+        await window.shows("as drawn later")
+
+
 async def test_an_engine_that_dies_idle_is_said_in_the_chat_in_view(open_app: OpenApp) -> None:
     async with open_app() as window:
         await window.press("ctrl+t")
