@@ -91,7 +91,7 @@ class ChatApp(App[int]):
         self.transcript = Transcript(
             self.tab.chat, palette, welcome(self.keymap, first=self.saver.first_start)
         )
-        self.panel = Panel(self.session, palette, self._tabs_from_active)
+        self.panel = Panel(self.session, palette, self.keymap, self._tabs_from_active)
         self.history = [m.text for tab in self.tabs for m in tab.chat.messages if m.role == "user"]
         self.composer = Composer(self.history, self._completions)
         self.token_count = TokenCount(self)

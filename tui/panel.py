@@ -18,6 +18,7 @@ from pkvchat.open_chat import OpenChat, Phase
 from pkvchat.sparkline import sparkline
 from pkvchat.steps import StepRecord
 
+from .keymap import Keymap
 from .line_widget import LineWidget
 from .palette import Palette, strategy_letter
 from .session import Session
@@ -32,11 +33,16 @@ class Panel(LineWidget):
     """
 
     def __init__(
-        self, session: Session, palette: Palette, chats: Callable[[], Sequence[OpenChat]]
+        self,
+        session: Session,
+        palette: Palette,
+        keymap: Keymap,
+        chats: Callable[[], Sequence[OpenChat]],
     ) -> None:
         super().__init__(palette, id="panel")
         self._meter = session.meter
         self._engine = session.state
+        self._keymap = keymap
         self._chats = chats
         self._lines: list[Strip] = []
 
@@ -66,6 +72,7 @@ class Panel(LineWidget):
             return [self._text("no decode step yet", palette.faint)]
         width = self.size.width - 2 * _PAD
         (itl, itl_95), (ttft, ttft_95) = meter.itl_ms(), meter.ttft_s()
+        first = f"first {ttft:.2f} s, p95 {ttft_95:.2f}" if meter.ttfts else "first -"
         speed = (
             f"{meter.now():.1f} tokens/s",
             f"batch {last.batch}",
@@ -74,7 +81,7 @@ class Panel(LineWidget):
         )
         waits = (
             f"next token {itl:.1f} ms, p95 {itl_95:.1f}",
-            f"first {ttft:.2f} s, p95 {ttft_95:.2f}",
+            first,
             self._engine.policy,
         )
         return [
@@ -130,11 +137,12 @@ class Panel(LineWidget):
         """Each figure over a sparkline of at most ``width`` cells."""
         meter = self._meter
         (itl, itl_95), (ttft, ttft_95) = meter.itl_ms(), meter.ttft_s()
+        first = (f"{ttft:.2f} s", f"p95 {ttft_95:.2f}") if meter.ttfts else ("-", "")
         times = [record.step_ms for record in meter.recent]
         figures = (
             ("tokens/s", f"{meter.now():.1f}", f"avg {meter.average:.1f}", meter.rates),
             ("next token", f"{itl:.1f} ms", f"p95 {itl_95:.1f}", times),
-            ("first token", f"{ttft:.2f} s", f"p95 {ttft_95:.2f}", meter.ttfts),
+            ("first token", *first, meter.ttfts),
         )
         lines = [Strip([])]
         for name, now, beside, values in figures:
@@ -153,6 +161,9 @@ class Panel(LineWidget):
 
     def _about_engine(self, width: int) -> list[Strip]:
         ready = self._engine.ready
+        if self._engine.dead:
+            line = f"the engine ended; {self._keymap.shown('retry')} restarts it"
+            return [self._text(line, self.palette.error)]
         if ready is None:
             return [self._text("the engine is not ready yet", self.palette.faint)]
         facts = f"{ready.device} · {ready.dtype} · context {ready.context:,}"

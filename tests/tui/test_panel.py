@@ -47,6 +47,7 @@ async def test_wide_it_says_everything(open_app: OpenApp, record: Record) -> Non
             "S split 41 µs 10.0 ms",
             "W workqueue 47 µs -",
             "next token 10.0 ms p95 20.0",
+            "first token - KV pages",  # no answer has ended yet
             "65 used, 3 shared, 447 free",
             "batch of 2",
             "120 of 8,192",
@@ -105,3 +106,11 @@ async def test_a_window_that_changes_is_laid_out_for_its_new_size(open_app: Open
             await window.pilot.resize_terminal(*size)
             await window.pilot.pause()
             assert window.app.panel.classes == classes, size
+
+
+async def test_of_a_dead_engine_it_says_the_key_that_restarts_it(open_app: OpenApp) -> None:
+    async with open_app(size=(120, 50), keys={"retry": "f12"}) as window:
+        window.engine.die()
+        await window.shows("the engine ended; F12 restarts it")
+        await window.press("f12")
+        await window.shows("the engine is not ready yet")
