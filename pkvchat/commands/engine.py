@@ -126,10 +126,10 @@ def stats(host: Host, _: str) -> None:
         raise CommandError("no decode step yet")
     shares = ", ".join(f"{n} {100 * c / total:.1f}%" for n, c in meter.shares.most_common())
     itl, ttft = meter.itl_ms(), meter.ttft_s()
+    first = f"{ttft[0]:.2f} s to the first (p95 {ttft[1]:.2f})" if meter.ttfts else "- to the first"
     host.say(
         f"{total:,} decode steps: {shares}; {meter.average:.1f} tokens/s on average; "
-        f"{itl[0]:.1f} ms between tokens (p95 {itl[1]:.1f}), "
-        f"{ttft[0]:.2f} s to the first (p95 {ttft[1]:.2f})"
+        f"{itl[0]:.1f} ms between tokens (p95 {itl[1]:.1f}), {first}"
     )
 
 
