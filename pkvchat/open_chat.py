@@ -41,7 +41,8 @@ class Phase(Enum):
 class OpenChat:
     """prefill_done, prefill_total: tokens of the prompt, those kept from last time counted done.
 
-    context_tokens: of this chat in the context, as last known. warned: that it fills up.
+    context_tokens: of this chat in the context, as last known; 0 where the engine never said.
+    warned: that it fills up.
     chars_per_token: of the last prompt read, to estimate what is typed from.
     carried: tokens that the running answer had when it was carried on.
     first_token: when the running answer's first token came, in monotonic seconds.
@@ -302,8 +303,12 @@ class OpenChat:
         return prompt
 
     def note(self, line: str) -> None:
-        """A line of the app's own in the transcript."""
+        """A line of the app's own in the transcript, on what is wrong or may soon be."""
         self._insert(Message.of("note", line))
+
+    def say(self, text: str) -> None:
+        """The reply to a command, in the transcript."""
+        self._insert(Message.of("said", text))
 
     def _insert(self, message: Message) -> None:
         """Behind what was said, before the prompts that wait."""

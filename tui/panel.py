@@ -166,11 +166,12 @@ class Panel(LineWidget):
             return [self._text(line, self.palette.error)]
         if ready is None:
             return [self._text("the engine is not ready yet", self.palette.faint)]
+        key = self._keymap.shown("policy")
         facts = f"{ready.device} · {ready.dtype} · context {ready.context:,}"
         return [
             self._text(one_line(ready.model)[:width], Style(bold=True)),
             *(self._text(line, self.palette.muted) for line in _wrapped(facts, width, 2)),
-            self._ends(f"policy {self._engine.policy}", "F8 changes it", width),
+            self._ends(f"policy {self._engine.policy}", f"{key} changes it", width),
         ]
 
     def _strategy(self, record: StepRecord) -> list[Segment]:
@@ -252,7 +253,8 @@ class Panel(LineWidget):
 
     def _chat(self, chat: OpenChat, width: int) -> list[Strip]:
         limit = f" of {self._engine.ready.context:,}" if self._engine.ready else ""
-        used = f" {chat.context_tokens:,}{limit}"
+        known = chat.context_tokens or not chat.chat.messages
+        used = f" {chat.context_tokens:,}{limit}" if known else f" -{limit}"
         name = Text(one_line(chat.chat.name))
         name.truncate(width - cell_len(used), overflow="ellipsis", pad=True)
         line = Strip([Segment(name.plain, self.palette.base), Segment(used, self.palette.muted)])

@@ -24,12 +24,16 @@ def duplicate(host: Host, _: str) -> None:
 
 
 def fork_at(host: Host, end: int, kind: str) -> None:
-    source = host.current.chat
-    if not source.messages:
+    source = host.current
+    if not source.chat.messages:
         raise CommandError("there is nothing to fork yet")
-    target = source.fork(end, kind)
-    host.send(Fork(source.id, target.id))
+    target = source.chat.fork(end, kind)
+    host.send(Fork(source.chat.id, target.id))
     host.open(target)
+    host.current.chars_per_token = source.chars_per_token
+    if end >= len(source.chat.messages):  # of a part, only the engine knows
+        host.current.context_tokens = source.context_tokens
+    host.changed()
 
 
 def save(host: Host, _: str) -> None:

@@ -71,6 +71,18 @@ async def test_narrow_no_fact_is_cut(open_app: OpenApp, record: Record, width: i
         assert set(first.split("  ")[2:]) <= facts
 
 
+async def test_a_fork_has_its_tokens_and_what_nobody_counted_has_none(open_app: OpenApp) -> None:
+    async with open_app("blue", size=(120, 40)) as window:
+        await window.ask("sky?")
+        await window.shows("25 of 8,192")
+        await window.send("/fork")
+        assert window.app.tab.context_tokens == 25
+        await window.shows("25 of 8,192")
+        await window.press("ctrl+w")
+        await window.send("/reopen")
+        await window.shows("- of 8,192")
+
+
 async def test_the_policy_is_changed_by_a_key(open_app: OpenApp) -> None:
     async with open_app() as window:
         await window.press("f8")
