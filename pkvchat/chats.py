@@ -9,6 +9,8 @@ from .messages import ChatMessage
 
 NEW_CHAT = "New chat"
 _TITLE_LENGTH = 40
+OWN_LINES = ("note", "said")  # roles of what the app says itself
+_KINDS = ("fork: ", "copy: ", "edit: ", "summary: ")
 _SENT_ROLES = ("system", "user", "assistant")
 _COMPLETE = ("stop", "length", "context")
 _SUM_UP = "Sum up our conversation so far."
@@ -38,9 +40,9 @@ class Version:
 
 @dataclass(eq=False)
 class Message:
-    """role: "system", "user", "assistant"; "note" for the app's own lines, never sent; "cut" for
-    the line from which on the model reads; "summary" for what the model wrote of all before it,
-    which it reads in place of that.
+    """role: "system", "user", "assistant"; "note" for what the app says of trouble and "said" for
+    its replies to commands, neither ever sent; "cut" for the line from which on the model reads;
+    "summary" for what the model wrote of all before it, which it reads in place of that.
 
     queued: a prompt that waits for the running answer to end.
     """
@@ -120,10 +122,12 @@ class Chat:
 
     def fork(self, end: int, kind: str) -> Chat:
         """A new chat with copies of the messages before index ``end``; ``kind`` opens its title,
-        where a narrow tab still shows it."""
+        where a narrow tab still shows it, in place of the kind that this chat itself is."""
+        of = next((self.name[len(k) :] for k in _KINDS if self.name.startswith(k)), self.name)
+        before = [m for m in self.messages[:end] if not m.queued and m.role not in OWN_LINES]
         return Chat(
-            title=f"{kind}: {self.name}",
-            messages=[message.copy() for message in self.messages[:end] if not message.queued],
+            title=f"{kind}: {of}",
+            messages=[message.copy() for message in before],
             system=self.system,
         )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .chats import Chat, Message, Version, title_of
+from .chats import OWN_LINES, Chat, Message, Version, title_of
 from .errors import ChatError
 
 _FORMAT = "pkvchat-chat-1"
 _ROLES = ("system", "user", "assistant")
-_OWN_ROLES = ("note", "cut", "summary")
+_OWN_ROLES = (*OWN_LINES, "cut", "summary")
 
 
 def export_chat(chat: Chat, path: Path) -> None:

@@ -50,7 +50,8 @@ class AppHost:
         return self._app.session.meter
 
     def say(self, text: str) -> None:
-        self._app.note(self._app.tab, text)
+        self._app.tab.say(text)
+        self._app.changed(self._app.tab)
 
     def send(self, command: Command) -> None:
         self._app.session.client.send(command)

@@ -101,7 +101,7 @@ class Session:
                 state.policy = name  # of the next engine, too
                 self._options = self.client.options = replace(self.client.options, policy=name)
             case Benched(table):
-                self._app.note(self._app.tab, table)
+                self._app.host.say(table)
             case Counted():
                 self._app.token_count.take(event)
                 self._app.draw_around()

@@ -66,7 +66,8 @@ class Turn:
         self._seen = seen
         self.lines = {
             "user": self._user,
-            "note": self._note,
+            "note": lambda: self._own("! ", self._palette.warning),
+            "said": lambda: self._own("· ", self._palette.muted),
             "cut": lambda: self._cut(self.message.text),
             "summary": self._summary,
         }.get(message.role, self._assistant)()
@@ -127,10 +128,10 @@ class Turn:
         text = f"── {one_line(what)} "
         return [_line(text.ljust(self.width, "─")[: self.width], self._palette.warning), _BLANK]
 
-    def _note(self) -> list[Strip]:
-        style = self._palette.warning
+    def _own(self, mark: str, style: Style) -> list[Strip]:
+        """What the app says itself."""
         lines = [strip.apply_style(style) for strip in self._plain(self.message.text)]
-        return [_behind(Segment("! ", style), lines[0]), *lines[1:], _BLANK]
+        return [_behind(Segment(mark, style), lines[0]), *lines[1:], _BLANK]
 
     def _plain(self, text: str) -> list[Strip]:
         return self._renderer.text(visible(text), self.width - INDENT)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from pkvchat.chats import OWN_LINES
+
 from .command import Command, CommandError, whole
 from .host import Host
 
@@ -48,7 +50,7 @@ def copy_code(host: Host, number: str) -> None:
 
 
 def copy_chat(host: Host, _: str) -> None:
-    turns = [f"{m.role}: {m.text}" for m in host.current.chat.messages if m.role != "note"]
+    turns = [f"{m.role}: {m.text}" for m in host.current.chat.messages if m.role not in OWN_LINES]
     host.copy("\n\n".join(turns), "chat")
 
 

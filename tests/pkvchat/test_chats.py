@@ -12,6 +12,7 @@ def test_the_model_reads_neither_notes_nor_queued_prompts_nor_empty_answers() ->
     chat = Chat(system="Be brief.")
     chat.add("user", "one")
     chat.add("note", "the engine died")
+    chat.add("said", "exported to chat.md")
     chat.add("assistant", "1")
     chat.add("user", "two")
     chat.add("assistant", "")
@@ -50,6 +51,20 @@ def test_a_fork_shares_no_state() -> None:
     assert [m.text for m in fork.messages] == ["why", "therefore!"]
     assert fork.system == "Be brief."
     assert {m.id for m in fork.messages}.isdisjoint(m.id for m in chat.messages)
+
+
+def test_a_fork_leaves_behind_what_the_app_said() -> None:
+    chat = Chat()
+    for role in ("user", "said", "assistant", "note", "cut"):
+        chat.add(role, role)
+    assert [m.role for m in chat.fork(5, "fork").messages] == ["user", "assistant", "cut"]
+
+
+def test_the_title_of_a_fork_names_its_last_kind() -> None:
+    fork = Chat(title="sky: why").fork(0, "fork")
+    assert fork.name == "fork: sky: why"
+    assert fork.fork(0, "edit").name == "edit: sky: why"
+    assert Chat().fork(0, "copy").fork(0, "summary").name == "summary: New chat"
 
 
 def test_the_model_reads_from_the_last_cut_on() -> None:

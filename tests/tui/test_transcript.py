@@ -122,4 +122,4 @@ async def test_hidden_chats_and_steps_draw_no_transcript(
 async def test_notes_of_several_lines_keep_them(open_app: OpenApp) -> None:
     async with open_app() as window:
         await window.send("/show parameters")
-        await window.shows("! temperature     0.8", "  top_k           40")
+        await window.shows("· temperature     0.8", "  top_k           40")
