@@ -44,7 +44,7 @@ def show_version(step: int, app: ChatApp, _: str) -> None:
     """Another of the answers to one prompt; it is the one the model reads from then on."""
     message = app.host.chosen()
     if app.tab.busy:
-        raise CommandError("an answer runs; Esc stops it")
+        raise CommandError(f"an answer runs; {app.keymap.shown('stop')} stops it")
     message.chosen = (message.chosen + step) % len(message.versions)
     app.changed(app.tab)
 

@@ -34,7 +34,8 @@ def close_chat(app: ChatApp, _: str) -> None:
 
 def reopen_chat(app: ChatApp, _: str) -> None:
     if not app.closed:
-        raise CommandError("no chat was closed since the start; Ctrl+O finds earlier ones")
+        key = app.keymap.shown("find_chat")
+        raise CommandError(f"no chat was closed since the start; {key} finds earlier ones")
     chat, place = app.closed.pop()
     app.open_tab(OpenChat(chat), min(place, len(app.tabs)))
 

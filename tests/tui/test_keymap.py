@@ -9,6 +9,7 @@ import pytest
 
 from pkvchat.chats import Chat
 from pkvchat.errors import UsageError
+from pkvchat.messages import Delta, Started
 from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
@@ -79,6 +80,19 @@ async def test_hints_and_help_show_the_keys_in_force(open_app: OpenApp, store: C
         await window.press("escape")
         window.engine.die()
         await window.shows("Alt+R restarts the engine")
+
+
+async def test_what_is_said_in_passing_names_the_keys_in_force(open_app: OpenApp) -> None:
+    keys = {"find_chat": "f12", "stop": "alt+z", "policy": "f11"}
+    async with open_app(size=(140, 40), keys=keys) as window:
+        await window.shows("F11 changes it")
+        await window.press("alt+t")
+        assert "F12 finds earlier ones" in window.notes[-1]
+        await window.ask("go")
+        window.say(Started(window.chat.id, 5, 0), Delta(window.chat.id, "half", 1))
+        await window.shows("half")
+        await window.press("alt+left")
+        assert "Alt+Z stops it" in window.notes[-1]
 
 
 async def test_only_a_first_run_is_welcomed(open_app: OpenApp, store: ChatStore) -> None:
