@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 
 import torch
 
@@ -30,12 +32,14 @@ def list_models() -> int:
     for name, model in here.items():
         if name not in of_catalogue:
             print(f"{name}: {human(model.nbytes)}, downloaded")
-    where = "the GPU" if gpu_memory else "memory"
-    print(
-        f"\n{human(free)} of {where} is free. Memory is for {FIRST_CONTEXT} tokens, context the"
-        " tokens that fit. Quantised weights need no account; gated is what the original ones are:"
-        " accept their licence on the hub."
+    where = "the GPU's memory" if gpu_memory else "memory"
+    legend = (
+        f"{human(free)} of {where} is free. memory: for a model and {FIRST_CONTEXT} tokens of chat."
+        " context: the tokens that fit. gated: the original weights need an account on the hub that"
+        " has accepted their licence; the quantised ones don't."
     )
+    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+    print(f"\n{textwrap.fill(legend, max(width, 20))}")
     return 0
 
 

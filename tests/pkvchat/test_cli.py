@@ -125,6 +125,9 @@ def test_the_list_of_models(run_cli):
     assert {"llama-3-8b", "qwen3-0.6b", "gemma-3-1b", "phi-4-mini"} <= lines.keys()
     assert lines["smollm2-135m"].endswith("default, downloaded")
     assert "gated: meta-llama/" in lines["llama-3-8b"]
+    _, legend = done.stdout.split("\n\n")
+    assert "memory is free. memory: for a model" in legend
+    assert max(map(len, legend.splitlines())) <= 100
 
 
 def test_models_that_cannot_be_pulled_or_removed(run_cli):
