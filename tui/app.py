@@ -81,7 +81,7 @@ class ChatApp(App[int]):
         self.session = Session(self, client, params)
         self.closed: list[tuple[Chat, int]] = []  # with the places that their tabs had
         self.tabs = self.saver.saved_tabs() or [self.fresh_tab()]
-        self.active = 0
+        self.active = self.saver.place_in_view(self.tabs)
         self.panel_wanted = settings.panel
         self.mouse = settings.mouse
         self.quit_until = 0.0
@@ -89,7 +89,10 @@ class ChatApp(App[int]):
         self.strip = TabStrip(palette)
         self.sidebar = Sidebar(self)
         self.transcript = Transcript(
-            self.tab.chat, palette, welcome(self.keymap, first=self.saver.first_start)
+            self.tab.chat,
+            palette,
+            welcome(self.keymap, first=self.saver.first_start),
+            self.keymap.shown("thoughts"),
         )
         self.panel = Panel(self.session, palette, self.keymap, self._tabs_from_active)
         self.history = [m.text for tab in self.tabs for m in tab.chat.messages if m.role == "user"]
@@ -347,6 +350,7 @@ class ChatApp(App[int]):
             self.keep_draft()
             self.active = index
             self._show_tab()
+            self.saver.soon(self.tab)
 
     @on(Sidebar.Picked)
     def _pick_chat(self, message: Sidebar.Picked) -> None:

@@ -52,10 +52,13 @@ class Transcript(ScrollView, can_focus=True):
     class CursorMoved(Message):
         """The cursor is on another message, or gone."""
 
-    def __init__(self, chat: Chat, palette: Palette, welcome: Sequence[str]) -> None:
-        """welcome: what an empty chat says."""
+    def __init__(
+        self, chat: Chat, palette: Palette, welcome: Sequence[str], thoughts_key: str
+    ) -> None:
+        """welcome: what an empty chat says. thoughts_key: the one that unfolds reasoning."""
         super().__init__(id="transcript")
         self._welcome = welcome
+        self._thoughts_key = thoughts_key
         self.speaker = "Assistant"
         self.raw = False  # exact text in place of drawn Markdown
         self.thoughts = False  # reasoning unfolded
@@ -159,6 +162,7 @@ class Transcript(ScrollView, can_focus=True):
                 self._renderer,
                 raw=self.raw,
                 thoughts=self.thoughts,
+                thoughts_key=self._thoughts_key,
             )
             self._turns[message.id] = turn
             if len(self._turns) > max(_KEPT_TURNS, 2 * (self._last - self._first)):

@@ -35,6 +35,7 @@ class Turn:
         *,
         raw: bool,
         thoughts: bool,
+        thoughts_key: str,
     ) -> None:
         self.message = message
         self.lines: list[Strip] = []
@@ -43,6 +44,7 @@ class Turn:
         self._palette = renderer.palette
         self._raw = raw
         self._thoughts = thoughts
+        self._thoughts_key = thoughts_key
         self._renderer = renderer
         self._seen: tuple[object, ...] = ()
         self._version: Version | None = None
@@ -110,7 +112,8 @@ class Turn:
             return self._markdown.lines(text)
         muted = self._palette.muted
         words = len(thought.split())
-        lines = [_line(f"{' ' * INDENT}▸ thought, {words:,} words (F7 shows them)", muted)]
+        line = f"▸ thought, {words:,} words ({self._thoughts_key} shows them)"
+        lines = [_line(" " * INDENT + line, muted)]
         if self._thoughts:
             lines = [strip.apply_style(muted) for strip in self._plain(thought.strip())]
         return [*lines, _BLANK, *self._markdown.lines(answer)] if answer else lines

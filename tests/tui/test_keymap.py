@@ -95,6 +95,12 @@ async def test_what_is_said_in_passing_names_the_keys_in_force(open_app: OpenApp
         assert "Alt+Z stops it" in window.notes[-1]
 
 
+async def test_folded_reasoning_names_the_key_that_unfolds_it(open_app: OpenApp) -> None:
+    async with open_app("<think>two words</think>yes", keys={"thoughts": "f12"}) as window:
+        await window.ask("go")
+        await window.shows("thought, 2 words (F12 shows them)")
+
+
 async def test_only_a_first_run_is_welcomed(open_app: OpenApp, store: ChatStore) -> None:
     store.save(Chat(), None)
     async with open_app(store=store) as window:
