@@ -49,6 +49,7 @@ MIGRATIONS = (
     );
     """,
     "ALTER TABLE versions ADD COLUMN model TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE chats ADD COLUMN in_view INTEGER NOT NULL DEFAULT 0",
 )
 _VERSION = "text, reason, new_tokens, ttft_s, tokens_per_s, model"  # Version's fields, in order
 # sqlite3 raises the second where its message quotes a schema that is damaged
@@ -158,7 +159,8 @@ class ChatStore:
     ) -> None:
         db = self._db
         db.execute(
-            "INSERT INTO chats VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+            "INSERT INTO chats (id, title, system, draft, updated, tab) "
+            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
             "title = excluded.title, system = excluded.system, draft = excluded.draft, "
             "updated = excluded.updated, tab = excluded.tab",
             (chat.id, _utf8(chat.title), _utf8(chat.system), _utf8(chat.draft), time.time(), tab),
@@ -180,6 +182,11 @@ class ChatStore:
         self._transaction(lambda: self._db.execute("DELETE FROM chats WHERE id = ?", (chat_id,)))
         self._saved.pop(chat_id, None)
 
+    def put_in_view(self, chat_id: str) -> None:
+        """Note the chat whose tab is looked at, for the next start."""
+        query = "UPDATE chats SET in_view = (id = ?1) WHERE in_view != (id = ?1)"
+        self._transaction(lambda: self._db.execute(query, (chat_id,)))
+
     def _transaction(self, write: Callable[[], object]) -> None:
         try:
             self._db.execute("BEGIN IMMEDIATE")
@@ -199,6 +206,11 @@ class ChatStore:
         """The chats that were open in tabs, in their order. Raises ChatError."""
         rows = self._rows("SELECT id FROM chats WHERE tab IS NOT NULL ORDER BY tab")
         return [self.load(chat_id) for (chat_id,) in rows]
+
+    def in_view(self) -> str:
+        """The id of the chat that was looked at last, "" where none was. Raises ChatError."""
+        rows = self._rows("SELECT id FROM chats WHERE in_view AND tab IS NOT NULL")
+        return str(rows[0][0]) if rows else ""
 
     def is_empty(self) -> bool:
         """Nothing is saved here yet. Raises ChatError."""

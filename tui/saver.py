@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -47,6 +47,11 @@ class Saver:
             return []
         return [OpenChat(chat) for chat in self._read(self.store.open_chats, list[Chat]())]
 
+    def place_in_view(self, tabs: Sequence[OpenChat]) -> int:
+        """Of the tab that was looked at last; the first where that isn't known."""
+        in_view = self._read(self.store.in_view, "") if self.store is not None else ""
+        return next((i for i, tab in enumerate(tabs) if tab.chat.id == in_view), 0)
+
     @property
     def first_start(self) -> bool:
         """Nothing was ever saved here."""
@@ -66,6 +71,8 @@ class Saver:
         for place, tab in enumerate(self._app.tabs):
             if tab in unsaved:
                 self._save(tab, place)
+        if self.store is not None and self.store.owns_tabs:
+            self._try(self.store.put_in_view, self._app.tab.chat.id)
 
     async def find(self, words: str) -> list[Found]:
         """The saved chats that hold ``words``; none, and it is said, where they can't be read."""

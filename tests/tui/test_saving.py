@@ -22,10 +22,21 @@ async def test_chats_come_back_as_they_were_left(open_app: OpenApp, store: ChatS
     async with open_app(store=ChatStore(store.path)) as again:
         assert [tab.chat.name for tab in again.app.tabs] == ["sky?", "New chat", "New chat"]
         assert [m.text for m in again.app.tabs[0].chat.messages] == ["sky?", "blue"]
-        await again.press("ctrl+pagedown")
         assert again.app.composer.text == "draft"
         await again.press("up")
         assert again.app.composer.text == "sky?"
+
+
+async def test_the_tab_in_view_comes_back_in_view(open_app: OpenApp, store: ChatStore) -> None:
+    async with open_app(store=store) as window:
+        await window.press(*"one", "ctrl+t", *"two", "ctrl+t", *"three", "ctrl+pageup")
+    async with open_app(store=ChatStore(store.path)) as again:
+        assert again.app.active == 1
+        assert again.app.composer.text == "two"
+        await again.press("ctrl+w")
+        assert again.app.active == 1
+    async with open_app(store=ChatStore(store.path)) as last:
+        assert last.app.composer.text == "three"
 
 
 async def test_a_streaming_answer_is_on_disk_within_a_second(
