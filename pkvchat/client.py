@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
-import shutil
 import tempfile
 import threading
 from contextlib import suppress
@@ -104,11 +103,6 @@ class EngineClient:
         self._loaded = self._loaded or any(isinstance(event, Ready) for event in events)
         return events
 
-    def restart(self) -> None:
-        """A new process with the same options; every chat's KV is computed again when needed."""
-        self.close()
-        self.start()
-
     def close(self) -> None:
         """End the process: asked first, then made to."""
         self.send(Shutdown())
@@ -125,7 +119,7 @@ class EngineClient:
                 process.join()
             # Else the log may say why.
             if process.exitcode == 0 or (given_up and not self._loaded):
-                shutil.rmtree(self.log_path.parent, ignore_errors=True)
+                self._remove_log()
         if connection is not None:
             connection.close()
 
@@ -135,4 +129,19 @@ class EngineClient:
             self._process.join(timeout=2)
             code = self._process.exitcode
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return f"the engine process ended ({how}); its log is {self.log_path}"
+        log = self._keep_log() if code else self.log_path
+        return f"the engine process ended ({how}); its log is {log}"
+
+    def _keep_log(self) -> Path:
+        """Under a name of its own, so that neither the next process nor ``close`` takes it."""
+        kept = self.log_path.with_stem(f"engine-{self.pid}")
+        try:
+            return self.log_path.rename(kept)
+        except OSError:  # of a process that ended before it had one
+            return self.log_path
+
+    def _remove_log(self) -> None:
+        """And the folder, unless logs are kept in it."""
+        with suppress(OSError):
+            self.log_path.unlink(missing_ok=True)
+            self.log_path.parent.rmdir()

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -89,16 +90,20 @@ def test_a_process_loads_answers_dies_and_comes_back(client: EngineClient) -> No
     client.send(Submit("a", HELLO, SHORT))
     assert client.events(timeout=0) == []
 
-    assert client.log_path.exists()  # it may say why
-    client.restart()
+    log = Path(died.message.rpartition(" ")[2])
+    assert log.exists()  # it may say why
+    client.close()
+    client.start()
     client.send(Submit("a", HELLO, SHORT))  # queued while it loads
     events = until(client, Finished)
     assert "".join(e.text for e in events if isinstance(e, Delta)) == texts["a"]
 
-    client.restart()
+    client.close()
+    client.start()
     until(client, Ready)
     client.close()
-    assert not client.log_path.parent.exists()
+    assert list(client.log_path.parent.iterdir()) == [log]
+    log.unlink()
 
     client.start()
     until(client, Loading)
