@@ -16,7 +16,7 @@ from pkvchat.tui.app import ChatApp
 
 FOLDER = Path(__file__).parent
 GREEDY = SamplingParams(temperature=0.0, max_tokens=220)
-CODE = "Write a short Python program that prints the first ten squares, and explain it."
+CODE = "Write a short Python function that checks whether a number is even."
 OTHERS = (
     "Name three colours of the rainbow.",
     "Tell a long story about a lighthouse.",
