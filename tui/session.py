@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,7 @@ class Session:
         self._options = client.options  # and the options it had
         self._app = app
         self._reader = EngineReader(client, app)
+        self._replacing = asyncio.Lock()
 
     def start(self) -> None:
         """Listen to the client, whose process was started before the app."""
@@ -68,15 +70,19 @@ class Session:
         self.client.close()
 
     def restart(self, **changes: object) -> None:
-        """A new process, with ``changes`` to the options."""
-        self._reader.stop()
+        """A new process, with ``changes`` to the options, once the old one ended."""
         self.client.options = replace(self.client.options, **changes)  # type: ignore[arg-type]
         self.state.ready, self.state.dead = None, ""
         self.state.stage, self.state.total = "restarting the engine", 0
-        self.client.restart()
-        self._reader = EngineReader(self.client, self._app)
-        self._reader.start()
+        self._app.run_worker(self._replace_process())
         self._app.draw_around()
+
+    async def _replace_process(self) -> None:
+        async with self._replacing:
+            await asyncio.to_thread(self.close)  # which waits for a step to end
+            self.client.start()
+            self._reader = EngineReader(self.client, self._app)
+            self._reader.start()
 
     def submit(self, tab: OpenChat) -> None:
         """Send the awaited conversation, or leave it waiting for an engine that isn't ready."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -80,6 +81,8 @@ class ScriptedEngine:
         self.sent: list[Command] = []
         self.starts = 1
         self.alive = True
+        self.may_end = threading.Event()  # clear: an engine in a long step
+        self.may_end.set()
         self._on_submit = on_submit
         self._events: queue.Queue[list[Event]] = queue.Queue()
 
@@ -87,11 +90,8 @@ class ScriptedEngine:
         self.starts += 1
         self.alive = True
 
-    def restart(self) -> None:
-        self.close()
-        self.start()
-
     def close(self) -> None:
+        self.may_end.wait()
         self.alive = False
 
     def send(self, command: Command) -> None:

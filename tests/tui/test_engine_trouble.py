@@ -118,6 +118,24 @@ async def test_another_model_takes_over_the_chats(open_app: OpenApp, ready: Read
         ]
 
 
+async def test_typing_works_while_the_old_engine_ends_its_step(
+    open_app: OpenApp, ready: Ready
+) -> None:
+    async with open_app("fine") as window:
+        window.engine.may_end.clear()
+        try:
+            await window.send("/context 1024")
+            await window.press(*"early", "enter", *"draft")
+            await window.shows("restarting the engine", "your prompt waits", "draft")
+            assert window.engine.starts == 1
+        finally:
+            window.engine.may_end.set()
+        await window.settle(lambda: window.engine.starts == 2)
+        window.say(ready)
+        await window.shows("fine")
+        assert window.engine.options.context == 1024
+
+
 async def test_a_policy_outlives_its_engine(open_app: OpenApp) -> None:
     async with open_app() as window:
         window.say(PolicyChanged("forced-split"))
