@@ -30,12 +30,12 @@ async def test_it_shows_filters_and_saves_steps(
         for fact in ("1,024", "no task list: 64 pages gathered", "130.0 µs", "65 of 512 used"):
             assert fact in window.text
         await window.press("f")
-        await window.shows("1 steps, sdpa")
+        await window.shows("1 step, sdpa")
         await window.press("s", "space")
         saved = Path("steps.jsonl").read_text(encoding="utf-8").splitlines()
         assert [json.loads(line)["step"] for line in saved] == [2]
         meter.add([record(3, "sdpa")])
         await window.pilot.pause(0.6)
-        assert "1 steps, sdpa, paused" in window.text
+        assert "1 step, sdpa, paused" in window.text
         await window.press("escape")
         assert len(window.app.screen_stack) == 1
