@@ -173,7 +173,9 @@ class Calibrator:
         return estimate_costs(shape, self.workers, memory_bandwidth(self.device))
 
     def _save(self, kind: str, key: dict[str, str], data: dict[str, Any]) -> None:
-        note = "other programs were busy while this device was measured; the next start measures again"
+        note = (
+            "other programs were busy while this device was measured; the next start measures again"
+        )
         if self.keep:
             self.store.save(kind, key, data)
         elif note not in self.notes:
