@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual.drivers.linux_driver import LinuxDriver
 
@@ -9,8 +11,9 @@ from textual.drivers.linux_driver import LinuxDriver
 def read_alt_digits() -> None:
     """Have Alt and a digit read as that key. ESC and the digit is what terminals send for it;
     Textual takes it for the character that Option types on a Mac: "∞" in place of Alt+5."""
+    sequences = cast("dict[str, Any]", ANSI_SEQUENCES_KEYS)
     for digit in "123456789":
-        ANSI_SEQUENCES_KEYS.pop(f"\x1b{digit}", None)
+        sequences.pop(f"\x1b{digit}", None)
 
 
 class Utf8Driver(LinuxDriver):
@@ -19,7 +22,7 @@ class Utf8Driver(LinuxDriver):
 
     def start_application_mode(self) -> None:
         read_alt_digits()
-        super().start_application_mode()
+        super().start_application_mode()  # type: ignore[no-untyped-call]
 
     def set_mouse(self, on: bool) -> None:
         """Listen to the mouse, or leave it to the terminal's own selecting and copying."""
