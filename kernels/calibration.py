@@ -112,11 +112,16 @@ class Calibrator:
         fresh: bool = False,
         busy: Callable[[], bool] = machine_is_busy,
     ) -> None:
-        """fresh: measure even where there is a good record, and keep it whatever ``busy`` says."""
+        """fresh: measure even where there is a good record, and keep it whatever ``busy`` says.
+
+        The record of products is removed at once: reading the weights measures them.
+        """
         self.device, self.progress, self.fresh = device, progress, fresh
         self.store = store or Store()
         self.keep = fresh or not busy()
         self.workers = count_workers(device)
+        if fresh:  # products are measured where weights are read
+            self.store.forget("products", device_key(device))
 
     @property
     def notes(self) -> list[str]:

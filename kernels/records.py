@@ -120,6 +120,14 @@ class Store:
             self.notes.append(f"{path} is not used: it is damaged ({_reason(error)})")
             return None
 
+    def forget(self, kind: str, key: dict[str, str]) -> None:
+        """Have what was saved measured again; failing to is a note, not an error."""
+        path = self._path(kind, key)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self.notes.append(f"calibration record {path} cannot be removed ({error.strerror})")
+
     def _set_aside(self, path: Path, error: Exception) -> None:
         """Keep a damaged record for a look, out of the way."""
         aside = path.with_suffix(".damaged")

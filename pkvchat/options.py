@@ -7,6 +7,7 @@ from dataclasses import dataclass
 PAGE_SIZES = (16, 32, 64)  # tokens
 DTYPES = ("auto", "f32", "f16", "bf16")
 CACHE_TYPES = ("auto", "f32", "f16", "bf16", "fp8", "q8_0")
+TYPE_ALIASES = {"fp16": "f16", "int8": "q8_0"}  # torch's names beside llama.cpp's
 MAX_PROMPT = 1 << 24  # bytes: more than any context holds, and little memory
 
 

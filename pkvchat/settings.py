@@ -28,7 +28,7 @@ from typing import Any
 from platformdirs import user_config_path
 
 from .errors import ChatError, UsageError
-from .options import CACHE_TYPES, DTYPES, PAGE_SIZES, EngineOptions
+from .options import CACHE_TYPES, DTYPES, PAGE_SIZES, TYPE_ALIASES, EngineOptions
 from .sampling import SamplingParams
 
 if sys.version_info >= (3, 11):
@@ -116,8 +116,15 @@ def _number(low: float, high: float = math.inf) -> Rule:
     )
 
 
-def _choice(*names: str) -> Rule:
-    return Rule(str, f"one of {', '.join(names)}", lambda v: v in names)
+def _choice(*names: str, rule: type[Rule] = Rule) -> Rule:
+    return rule(str, f"one of {', '.join(names)}", lambda v: v in names)
+
+
+class TypeRule(Rule):
+    """A dtype, which may go by another name."""
+
+    def check(self, value: object) -> Any:
+        return super().check(TYPE_ALIASES.get(value, value) if type(value) is str else value)
 
 
 class SwitchRule(Rule):
@@ -139,13 +146,13 @@ RULES: dict[str, Rule] = {
         "auto, cpu, cuda or cuda:N",
         lambda v: re.fullmatch(r"auto|cpu|cuda(:\d+)?", v) is not None,
     ),
-    "dtype": _choice(*DTYPES),
+    "dtype": _choice(*DTYPES, rule=TypeRule),
     "context": _whole(0),
     "page_size": Rule(int, f"one of {', '.join(map(str, PAGE_SIZES))}", lambda v: v in PAGE_SIZES),
     "kv_memory": SizeRule(str, "a number of bytes, or a size such as 512M or 2G"),
     "memory_limit": SizeRule(str, "a number of bytes, or a size such as 11G"),
-    "cache_type_k": _choice(*CACHE_TYPES),
-    "cache_type_v": _choice(*CACHE_TYPES),
+    "cache_type_k": _choice(*CACHE_TYPES, rule=TypeRule),
+    "cache_type_v": _choice(*CACHE_TYPES, rule=TypeRule),
     "policy": Rule(str, "a policy's name", bool),
     "threads": _whole(0, os.cpu_count() or 1),
     "temperature": _number(0),

@@ -13,12 +13,12 @@ from pkvchat.kernels.registry import STRATEGIES
 
 from ..arguments import by_rule, list_of
 from ..errors import UsageError
-from ..settings import RULES, Rule
+from ..settings import RULES, Rule, TypeRule
 from .traces import HELD_OUT_SEEDS, TRACES
 
 ENGINES = (*STRATEGIES, "adaptive", "oracle")
-DTYPES = {"f32": "float32", "f16": "float16", "fp16": "float16", "bf16": "bfloat16"}
-KV_DTYPES = {"fp8": "float8_e4m3fn", "int8": "int8"}
+DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}  # torch's names by ours
+KV_DTYPES = {**DTYPES, "fp8": "float8_e4m3fn", "q8_0": "int8"}
 _HEAD_DIMS = (64, 80, 96, 128, 256)
 
 
@@ -27,7 +27,8 @@ class BenchOptions:
     """Each field is the flag of its name.
 
     traces, trace_file: what is served; cases, grid: single batches; none of them: some of both.
-    heads: query and KV heads. dtype, kv_dtype: torch's names; kv_dtype "" is dtype.
+    heads: query and KV heads. dtype, kv_dtype: torch's names; kv_dtype "" is dtype, and one that is
+    not quantised is the same.
     layers: of the model in the model's protocol. repeats: of each trace; the median of each step
     counts. max_active: None for the paper's.
     """
@@ -56,8 +57,19 @@ class BenchOptions:
 
     @classmethod
     def of(cls, device_type: str, given: Mapping[str, Any]) -> BenchOptions:
-        """The defaults for a kind of device, with what was ``given`` in their place."""
+        """The defaults for a kind of device, with what was ``given`` in their place.
+
+        Raises UsageError for a KV cache of another dtype that is not quantised.
+        """
         values = {**DEFAULTS[device_type], **given}
+        kv_dtype = values.get("kv_dtype", "")
+        if kv_dtype in DTYPES.values():
+            if given.get("dtype", kv_dtype) != kv_dtype:
+                raise UsageError(
+                    f"--kv-dtype {kv_dtype} with --dtype {values['dtype']}: a KV cache that is not "
+                    "quantised holds what attention computes in; leave one of them out"
+                )
+            values |= {"dtype": kv_dtype, "kv_dtype": ""}
         return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
 
 
@@ -181,7 +193,7 @@ def _add_shape_flags(group: argparse._ArgumentGroup) -> None:
         "--kv-dtype",
         metavar="TYPE",
         type=_named(KV_DTYPES),
-        help=f"of a quantised KV cache: {', '.join(KV_DTYPES)}",
+        help=f"of the KV cache: {', '.join(KV_DTYPES)} [as --dtype]",
     )
 
 
@@ -237,7 +249,7 @@ def _names(known: tuple[str, ...]) -> Any:
 
 
 def _named(known: Mapping[str, str]) -> Any:
-    parse = by_rule(Rule(str, f"one of {', '.join(known)}", lambda name: name in known))
+    parse = by_rule(TypeRule(str, f"one of {', '.join(known)}", lambda name: name in known))
     return lambda text: known[parse(text)]
 
 

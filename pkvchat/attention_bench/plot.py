@@ -41,7 +41,7 @@ def draw(results: Results, path: Path) -> None:
             left.plot(mb, times, label=name, **style)
             right.plot(mb, shares, label=name, **style)
     right.axhline(1, color="black")
-    left.set(xscale="log", yscale="log", ylabel="us, one layer's attention")
+    left.set(xscale="log", yscale="log", ylabel="µs, one layer's attention")
     right.set(xscale="log", ylim=(0, 1.1), ylabel="share of the read-only floor")
     for axes in (left, right):
         axes.set_xlabel("KV read, MB")

@@ -61,9 +61,9 @@ def _case_lines(results: Results) -> Iterator[str]:
         name for name in ("split", "workqueue", "sdpa") if any(name in c.times for c in cases)
     ]
     with_target = any(case.target is not None for case in cases)
-    header = ["case", "KV MB", "floor us", "FlashInfer us", *(f"{name} us" for name in engines)]
+    header = ["case", "KV MB", "floor µs", "FlashInfer µs", *(f"{name} µs" for name in engines)]
     header += ["of the floor", "FlashInfer / best", *(["target"] if with_target else [])]
-    header += ["adaptive us", "picked"]
+    header += ["adaptive µs", "picked"]
     rows = []
     for case in cases:
         row = [case.case, f"{case.kv_bytes / 1e6:.1f}", f"{case.floor_us:.1f}", _theirs(case)]
@@ -151,7 +151,7 @@ def _picks(seeds: Sequence[TraceResult], protocol: str) -> str:
 def _counter_lines(results: Results) -> Iterator[str]:
     """Of one attention call: counted in the middle of a trace, timed over all of it."""
     header = ["trace", "engine", "kernels", "tasks", "with work", "merge MB", "KV MB"]
-    header += ["device us", "GB/s", "of the floor"]
+    header += ["device µs", "GB/s", "of the floor"]
     rows = []
     for label, seeds in summary.by_setting(results.traces).items():
         kv_bytes = mean(trace.kv_bytes for trace in seeds)

@@ -12,7 +12,7 @@ from pkvchat.kernels.calibration import Calibration, Calibrator, DeviceTypes
 from pkvchat.kernels.cost import StrategyCost
 from pkvchat.kernels.linear import LinearTypes
 from pkvchat.kernels.policy import create_policy
-from pkvchat.kernels.records import VERSION, Store, shape_key, shipped_name
+from pkvchat.kernels.records import VERSION, Store, device_key, shape_key, shipped_name
 from pkvchat.kernels.registry import STRATEGIES, why_unavailable
 
 CPU = torch.device("cpu")
@@ -200,6 +200,17 @@ def test_fresh_measures_where_there_is_a_record(saved):
     store, path = saved
     assert calibrator(store, fresh=True).costs(SHAPE, ["sdpa"]) != CALIBRATION
     assert json.loads(path.read_text())["data"] != CALIBRATION.to_json()
+
+
+def test_fresh_has_products_measured_again(store):
+    """They are while the weights are read, not by the calibrator."""
+    store.save("products", device_key(CPU), {"8x8 torch.bfloat16": 1})
+    calibrator(store)
+    assert store.load("products", device_key(CPU), dict)
+    calibrator(store, fresh=True)
+    assert store.load("products", device_key(CPU), dict) is None
+    calibrator(store, fresh=True)  # nothing is left to remove
+    assert not store.notes
 
 
 def test_what_a_busy_machine_measures_is_used_but_not_kept(store):

@@ -9,6 +9,7 @@ from pkvchat.kernels.calibration import Calibrator
 from pkvchat.kernels.records import Store
 from pkvchat.options import CACHE_TYPES, EngineOptions
 from pkvchat.sampling import SamplingParams
+from pkvchat.settings import RULES
 from pkvchat.startup import QUANTISED, TORCH_DTYPES, build_engine, check_options, dtype_name
 
 CPU = torch.device("cpu")
@@ -64,6 +65,12 @@ def test_flags(run_cli):
     done = run_cli("-ctk", "q4_0", "-p", "Hello")
     assert done.returncode == 2
     assert "one of auto, f32, f16, bf16, fp8, q8_0" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "kept"), [("fp16", "f16"), ("int8", "q8_0"), ("fp8", "fp8")])
+def test_torchs_names_are_taken_too(name, kept):
+    assert RULES["cache_type_k"].parse(name) == kept
+    assert RULES["cache_type_v"].check(name) == kept
 
 
 def test_type_as_shown():

@@ -38,8 +38,12 @@ def bench(*args):
         (["--heads", "8/0"], "--heads: '8/0' must be"),
         (["--head-dim", "100"], "--head-dim: '100' must be one of 64, 80, 96, 128, 256"),
         (["--page-size", "8"], "--page-size: '8' must be"),
-        (["--dtype", "f64"], "--dtype: 'f64' must be one of f32, f16, fp16, bf16"),
-        (["--kv-dtype", "int4"], "--kv-dtype: 'int4' must be one of fp8, int8"),
+        (["--dtype", "f64"], "--dtype: 'f64' must be one of f32, f16, bf16"),
+        (["--kv-dtype", "q4"], "--kv-dtype: 'q4' must be one of f32, f16, bf16, fp8, q8_0"),
+        (
+            ["--kv-dtype", "f16", "--dtype", "bf16", "--device", "cpu"],
+            "--kv-dtype float16 with --dtype bfloat16: a KV cache that is not quantised holds",
+        ),
         (["--seeds", "a"], "--seeds: 'a' must be whole numbers"),
         (["--steps", "0"], "--steps: '0' must be a whole number of at least 1"),
         (["--max-active", "-1"], "--max-active: '-1' must be a whole number from 1 to 1024"),
@@ -106,12 +110,20 @@ def test_a_grid_in_bfloat16_to_standard_output(capsys):
     assert data["traces"] == []
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp8", "q8_0", "int8"])
 def test_a_quantised_cache(trace_file, capsys, kv_dtype):
     args = ["--trace-file", trace_file, *SMALL, "--device", "cpu", "--kv-dtype", kv_dtype]
     assert bench(*args, "--engine", "workqueue,sdpa", "-o", "json") == 0
     data = json.loads(capsys.readouterr().out)
     assert data["traces"][0]["kv_bytes"] < 340 * 2 * 2 * 64 * 4 / 2
+
+
+@pytest.mark.parametrize("flag", ["--dtype", "--kv-dtype"])
+@pytest.mark.parametrize("name", ["f16", "fp16"])
+def test_names_of_a_cache_that_is_not_quantised(trace_file, capsys, flag, name):
+    args = ["--trace-file", trace_file, *SMALL, "--device", "cpu", flag, name]
+    assert bench(*args, "--engine", "sdpa", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["about"]["shape"].startswith("float16, ")
 
 
 @pytest.mark.gpu
