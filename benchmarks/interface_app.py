@@ -39,7 +39,7 @@ from pkvchat.steps import StepRecord
 from pkvchat.store import ChatStore
 from pkvchat.tui.app import ChatApp
 from pkvchat.tui.composer import Composer
-from pkvchat.tui.pace import Pace
+from pkvchat.tui.frame_pace import FramePace
 
 FRAME_S = 1 / 10  # as the engine process sends
 CODE_LINES = 5000
@@ -142,7 +142,9 @@ def make_app(folder: Path, rate: float) -> ChatApp:
 async def day(folder: Path) -> int:
     """Bytes that the process has grown by, after a twentieth of the day has warmed it up."""
     app = make_app(folder, rate=0)
-    app._pace = Pace(clock=itertools.count().__next__)  # by its clock every frame is due at once
+    app._pace = FramePace(
+        clock=itertools.count().__next__
+    )  # every frame is due at once
     process = psutil.Process()
     before = 0
     async with app.run_test(size=(120, 40)):

@@ -12,11 +12,11 @@ import torch
 
 from .checkpoint import Blocks, Shape, stacked
 from .errors import ModelError
+from .families import by_gguf_architecture
 from .gguf_file import GgufFile, GgufTensor
 from .gguf_vocabulary import read_vocabulary
 from .metadata import Metadata
 from .reading import Part
-from .registry import by_gguf_architecture
 from .vocabulary import Vocabulary
 
 # One of a layer's experts, in files from before they were stacked.

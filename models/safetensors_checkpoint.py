@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 
 from .checkpoint import FLOATS, Shape, stacked
 from .errors import ModelError
+from .families import by_model_type
 from .hf_vocabulary import read_json, read_vocabulary
 from .metadata import Metadata
 from .reading import Part, StoredTensor
-from .registry import by_model_type
 from .vocabulary import Vocabulary
 
 # Buffers of old exports, and the parts of a model that sees.

@@ -35,7 +35,7 @@ from .engine import Engine
 from .errors import ChatError, startup_errors
 from .memory import free_memory
 from .options import EngineOptions
-from .progress import ProgressLine
+from .progress_line import ProgressLine
 from .sampling import SamplingParams
 from .startup import build_engine, prepare, start_engine
 

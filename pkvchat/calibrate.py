@@ -6,7 +6,7 @@ import sys
 
 from .errors import startup_errors
 from .options import EngineOptions
-from .progress import ProgressLine
+from .progress_line import ProgressLine
 from .startup import start_engine
 
 

@@ -18,7 +18,7 @@ from .errors import ChatError, startup_errors
 from .messages import ChatMessage, Close, Delta, Event, Failed, Finished, SetPolicy, Steps, Submit
 from .meter import p50_p95
 from .options import EngineOptions
-from .progress import ProgressLine
+from .progress_line import ProgressLine
 from .sampling import SamplingParams
 from .service import ChatService
 from .sparkline import sparkline

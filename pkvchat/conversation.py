@@ -14,7 +14,7 @@ from .chats import Chat, Message
 from .clean import one_line, visible
 from .commands.command import CommandError
 from .commands.host import Host
-from .commands.registry import Registry
+from .commands.table import CommandTable
 from .errors import ChatError, startup_errors
 from .messages import (
     Benched,
@@ -34,7 +34,7 @@ from .messages import (
 from .meter import Meter
 from .open_chat import OpenChat
 from .options import EngineOptions
-from .progress import ProgressLine
+from .progress_line import ProgressLine
 from .service import ChatService
 from .settings import Settings
 from .store import ChatStore, store_path
@@ -51,12 +51,12 @@ class Conversation:
     left: the person asked to end the program.
     """
 
-    def __init__(self, settings: Settings, registry: Registry[Host]) -> None:
+    def __init__(self, settings: Settings, commands: CommandTable[Host]) -> None:
         self.params = settings.sampling
         self.meter = Meter()
         self.left = False
         self._system = settings.system_prompt
-        self._registry = registry
+        self._commands = commands
         self._options = settings.engine
         self._service: ChatService | None = _start(settings.engine)  # None: none would start
         self._current = self._fresh()
@@ -237,7 +237,7 @@ class Conversation:
         say(f"copied the {what}, {len(text):,} characters")
 
     def help(self) -> None:
-        for command in self._registry.by_slash.values():
+        for command in self._commands.by_slash.values():
             say(f"{command.usage:<24}{command.what}")
         say("Begin with // to send a line that starts with a slash.")
 

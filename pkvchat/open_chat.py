@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from .chat_summary import Summary
 from .chats import Chat, Message, Version
 from .messages import (
     ChatMessage,
@@ -20,7 +21,6 @@ from .messages import (
     Submit,
 )
 from .sampling import SamplingParams
-from .summary import Summary
 
 _NEARLY_FULL = 0.8
 _CHOICES = (

@@ -8,19 +8,19 @@ from .clean import one_line
 from .commands import COMMANDS
 from .commands.command import CommandError
 from .commands.host import Host
-from .commands.registry import Registry
+from .commands.table import CommandTable
 from .conversation import Conversation, say
 from .errors import INTERRUPTED, ChatError
 from .line_input import line_reader
 from .options import MAX_PROMPT
 from .settings import Settings
 
-_REGISTRY: Registry[Host] = Registry(COMMANDS, elsewhere="the app has more")
+_COMMANDS: CommandTable[Host] = CommandTable(COMMANDS, elsewhere="the app has more")
 
 
 def run(settings: Settings, prompt: str | None) -> int:
     """Answer ``prompt``, or each line of standard input; returns the exit code."""
-    conversation = Conversation(settings, _REGISTRY)
+    conversation = Conversation(settings, _COMMANDS)
     try:
         if prompt is not None:
             return INTERRUPTED if conversation.answer(prompt) == "cancelled" else 0
@@ -35,7 +35,7 @@ def _take_lines(conversation: Conversation) -> int:
     for line in _lines(conversation):
         try:
             if line.startswith("/") and not line.startswith("//"):
-                command, argument = _REGISTRY.find(line)
+                command, argument = _COMMANDS.find(line)
                 command.run(conversation, argument)
             else:
                 conversation.answer(line[1:] if line.startswith("//") else line)
@@ -49,7 +49,7 @@ def _take_lines(conversation: Conversation) -> int:
 
 def _lines(conversation: Conversation) -> Iterator[str]:
     """The lines of standard input that say something."""
-    read = line_reader(lambda start: _REGISTRY.completions(conversation, start))
+    read = line_reader(lambda start: _COMMANDS.completions(conversation, start))
     number = 0
     while raw := read():
         number += 1

@@ -3,8 +3,8 @@
 Start at ``app.py`` (the window and ``run``). ``session.py`` deals with the engine, over the thread
 of ``link.py``; ``saver.py`` writes chats down as they change.
 What a person can ask for is in ``pkvchat/commands/`` and, where it needs a screen, in
-``*_commands.py`` here: one table (``registry.py``) for keys (``keymap.py``), slashes, palette and
-help; ``host.py`` is the app as the shared commands see it.
+``*_commands.py`` here: one table (``all_commands.py``) for keys (``keymap.py``), slashes, palette
+and help; ``app_host.py`` is the app as the shared commands see it.
 ``transcript.py`` draws a chat from ``turn.py``'s lines, which ``blocks.py`` makes of Markdown as it
 streams; ``composer.py`` takes prompts, which ``token_count.py`` measures; ``tabstrip.py``,
 ``sidebar.py``, ``panel.py`` and ``status.py`` are around them.

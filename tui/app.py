@@ -25,14 +25,15 @@ from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
 from pkvchat.store import ChatStore
 
-from . import registry, view_commands
+from . import view_commands
+from .all_commands import COMMANDS
+from .app_host import AppHost
 from .composer import Composer
 from .context_full import ContextFull
 from .driver import Utf8Driver
-from .host import AppHost
+from .frame_pace import FramePace
 from .keymap import Keymap, bindings
 from .link import EngineEvents
-from .pace import Pace
 from .palette import CALM_DARK, CALM_LIGHT, THEME_NAMES, Palette
 from .panel import Panel
 from .saver import Saver, open_store
@@ -100,7 +101,7 @@ class ChatApp(App[int]):
         self.token_count = TokenCount(self)
         self.status = StatusLine(palette)
         self._frame_due = False
-        self._pace = Pace()
+        self._pace = FramePace()
         self._around_drawn = 0.0
 
     def fresh_tab(self) -> OpenChat:
@@ -277,7 +278,7 @@ class ChatApp(App[int]):
             if name in _ONLY_LEAVE:
                 return
         try:
-            registry.COMMANDS.by_name[name].run(self, argument)
+            COMMANDS.by_name[name].run(self, argument)
         except (CommandError, ChatError) as error:
             self.notify(one_line(str(error)), severity="warning", markup=False)
 
@@ -298,7 +299,7 @@ class ChatApp(App[int]):
 
     def _run_slash(self, text: str) -> None:
         try:
-            command, argument = registry.COMMANDS.find(text)
+            command, argument = COMMANDS.find(text)
         except CommandError as error:
             self.notify(str(error), severity="warning", markup=False)
         else:
@@ -306,7 +307,7 @@ class ChatApp(App[int]):
             self.command(command.name, argument)
 
     def _completions(self, text: str) -> list[str]:
-        return registry.COMMANDS.completions(self, text)
+        return COMMANDS.completions(self, text)
 
     # --- tabs ---------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from textual.keys import Keys, key_to_character
 
 from pkvchat.errors import UsageError
 
-from .registry import COMMANDS
+from .all_commands import COMMANDS
 
 _MODIFIERS = {"ctrl", "alt", "shift", "super", "hyper", "meta"}
 _NAMED = {key.value.rpartition("+")[2] for key in Keys}

@@ -20,7 +20,7 @@ from pkvchat.kernels.progress import Progress
 from ..bench import device_name, versions
 from ..errors import ChatError, UsageError, startup_errors
 from ..memory import human
-from ..progress import ProgressLine
+from ..progress_line import ProgressLine
 from ..startup import pick_device
 from .cases import Case, grid, named_cases
 from .engines import Roster

@@ -1,6 +1,6 @@
 """What a person can ask for by name, in the app and in plain mode alike.
 
-``command.py`` says what a command is, ``host.py`` what it works on, ``registry.py`` finds commands
+``command.py`` says what a command is, ``host.py`` what it works on, ``table.py`` finds commands
 by name and completes them. The others hold the commands that need no screen, all of them in
 ``COMMANDS``; the app adds its own.
 """

@@ -10,7 +10,7 @@ import pytest
 import pkvchat.conversation
 from pkvchat.commands import COMMANDS
 from pkvchat.commands.command import CommandError
-from pkvchat.commands.registry import Registry
+from pkvchat.commands.table import CommandTable
 from pkvchat.conversation import Conversation
 from pkvchat.errors import ChatError
 from pkvchat.options import EngineOptions
@@ -19,7 +19,7 @@ from pkvchat.settings import Settings
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Conversation]:
-    made = Conversation(Settings(engine=EngineOptions(context=64)), Registry(COMMANDS))
+    made = Conversation(Settings(engine=EngineOptions(context=64)), CommandTable(COMMANDS))
     yield made
     made.close()
 
@@ -32,7 +32,7 @@ def conversation(shared: Conversation) -> Conversation:
 
 
 def run(conversation: Conversation, line: str) -> None:
-    command, argument = conversation._registry.find(line)
+    command, argument = conversation._commands.find(line)
     command.run(conversation, argument)
 
 

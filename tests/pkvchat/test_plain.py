@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pkvchat.progress import ProgressLine
+from pkvchat.progress_line import ProgressLine
 from pkvchat.store import ChatStore
 
 RAINBOW = "Name three colours of the rainbow."

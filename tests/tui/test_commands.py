@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pkvchat.messages import Benched, RunBench, SetPolicy
-from pkvchat.tui.registry import COMMANDS
+from pkvchat.tui.all_commands import COMMANDS
 
 OpenApp = Callable[..., Any]
 

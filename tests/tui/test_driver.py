@@ -6,8 +6,8 @@ import pytest
 from textual._xterm_parser import XTermParser
 from textual.events import Key
 
+from pkvchat.tui.all_commands import COMMANDS
 from pkvchat.tui.driver import read_alt_digits
-from pkvchat.tui.registry import COMMANDS
 
 _FIXED = {"escape": "\x1b", "shift+tab": "\x1b[Z"}
 _FUNCTION = dict(zip([f"f{n}" for n in range(1, 5)], "PQRS", strict=True))

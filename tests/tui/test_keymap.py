@@ -14,9 +14,9 @@ from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
 from pkvchat.store import ChatStore
+from pkvchat.tui.all_commands import COMMANDS
 from pkvchat.tui.app import run
 from pkvchat.tui.keymap import Keymap
-from pkvchat.tui.registry import COMMANDS
 
 OpenApp = Callable[..., Any]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pkvchat.chat_summary import Summary, parts
 from pkvchat.chats import Chat
 from pkvchat.messages import ChatMessage, Delta, Failed, Finished, Ready, Started
 from pkvchat.open_chat import OpenChat, Phase
 from pkvchat.sampling import SamplingParams
-from pkvchat.summary import Summary, parts
 
 READY = Ready("some-model", "cpu", "f32", 400, 99, 16, "adaptive", {})
 ROLES = ("user", "assistant")

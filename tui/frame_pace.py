@@ -12,7 +12,7 @@ SOON_S = 1 / 60  # after a rest; what comes together is drawn together
 SHARE = 0.02  # of the machine's cores; beyond it a CPU engine would feel each frame
 
 
-class Pace:
+class FramePace:
     """Spaces frames by what the last one cost this process, in processor time.
 
     What comes after a rest, such as an answer's first token, is drawn soon.

@@ -12,7 +12,7 @@ from .command import Command, CommandError
 H = TypeVar("H")
 
 
-class Registry(Generic[H]):
+class CommandTable(Generic[H]):
     """by_name and by_slash: the commands, in their order. elsewhere: who has others."""
 
     def __init__(self, commands: Iterable[Command[H]], elsewhere: str = "") -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from pkvchat.commands import COMMANDS
 from pkvchat.commands.answers import code_blocks
 from pkvchat.commands.command import Command, CommandError, one_of, paths
-from pkvchat.commands.registry import Registry
+from pkvchat.commands.table import CommandTable
 
 
 def nothing(host: None, argument: str) -> None: ...
 
 
-REGISTRY: Registry[None] = Registry(
+TABLE: CommandTable[None] = CommandTable(
     [
         Command("read", "", nothing, slash="read", complete=paths),
         Command("regen", "", nothing, slash="regen"),
@@ -29,24 +29,24 @@ REGISTRY: Registry[None] = Registry(
 
 
 def test_a_line_is_a_command_and_its_argument() -> None:
-    command, argument = REGISTRY.find("/read  a file ")
+    command, argument = TABLE.find("/read  a file ")
     assert (command.name, argument) == ("read", "a file")
 
 
 @given(st.text(max_size=60))
 def test_anything_else_is_refused_in_one_line(line: str) -> None:
     with pytest.raises(CommandError, match="There is no /") as error:
-        REGISTRY.find("/no" + line)
+        TABLE.find("/no" + line)
     assert "\n" not in str(error.value)
     assert "; elsewhere are more. Begin with //" in str(error.value)
 
 
 def test_the_start_of_a_name_is_answered_with_those_that_begin_so() -> None:
     with pytest.raises(CommandError, match=r"^There is no /re; there is /read, /regen; elsewhere"):
-        REGISTRY.find("/re x")
+        TABLE.find("/re x")
     for line in ("/", "/zoom"):
         with pytest.raises(CommandError, match="/help lists what there is; elsewhere"):
-            REGISTRY.find(line)
+            TABLE.find(line)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_start_of_a_name_is_answered_with_those_that_begin_so() -> None:
     ],
 )
 def test_names_and_arguments_complete(line: str, found: list[str]) -> None:
-    assert REGISTRY.completions(None, line) == found
+    assert TABLE.completions(None, line) == found
 
 
 def test_paths_complete(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_paths_complete(tmp_path: Path) -> None:
 
 
 def test_shared_commands_have_names_of_their_own() -> None:
-    registry = Registry(COMMANDS)
-    assert len(registry.by_name) == len(COMMANDS)
-    assert len(registry.by_slash) == len([c for c in COMMANDS if c.slash])
+    table = CommandTable(COMMANDS)
+    assert len(table.by_name) == len(COMMANDS)
+    assert len(table.by_slash) == len([c for c in COMMANDS if c.slash])
 
 
 @pytest.mark.parametrize(

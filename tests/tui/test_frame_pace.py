@@ -1,6 +1,6 @@
 import pytest
 
-from pkvchat.tui.pace import FASTEST_S, SHARE, SLOWEST_S, SOON_S, Pace
+from pkvchat.tui.frame_pace import FASTEST_S, SHARE, SLOWEST_S, SOON_S, FramePace
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ def test_a_frame_waits_until_drawing_keeps_to_its_share(
     cores: int, frame_s: float, delay: float
 ) -> None:
     used, now = 7.0, 100.0
-    pace = Pace(cores, processor=lambda: used, clock=lambda: now)
+    pace = FramePace(cores, processor=lambda: used, clock=lambda: now)
     used += frame_s
     assert pace.delay() == pytest.approx(delay)
     now += delay

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pkvchat.commands import COMMANDS as SHARED
 from pkvchat.commands.command import Command
 from pkvchat.commands.host import Host
-from pkvchat.commands.registry import Registry
+from pkvchat.commands.table import CommandTable
 
 from . import answer_commands, chat_commands, settings_commands, view_commands
 
@@ -28,7 +28,7 @@ def _for_app(command: Command[Host]) -> Command[ChatApp]:
     )
 
 
-COMMANDS: Registry[ChatApp] = Registry(
+COMMANDS: CommandTable[ChatApp] = CommandTable(
     [
         *chat_commands.COMMANDS,
         *map(_for_app, SHARED),
