@@ -32,20 +32,6 @@ from pkvchat.models.random_weights import SHAPES, RandomCheckpoint
 
 SHARDS = 4
 READ_BYTES = 16 << 20
-HF_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 def main() -> None:
@@ -126,11 +112,13 @@ def resident() -> int:
 
 
 def write_checkpoint(folder: Path, config: ModelConfig) -> None:
-    """Sharded in the order of its layers; each tensor a slice of one random block."""
+    """Sharded in the order of its layers; each tensor a slice of one random block.
+
+    Tensors have GGUF's names, which any format may use.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     block = memoryview((torch.randn(32 << 20) * 0.02).bfloat16().view(torch.uint8).numpy())
     shapes = RandomCheckpoint(config, "bf16", torch.device("cpu")).shapes
-    names = {name: hf_name(name) for name in shapes}
     listed = list(shapes)
     for shard in range(SHARDS):
         part = listed[len(listed) * shard // SHARDS : len(listed) * (shard + 1) // SHARDS]
@@ -138,7 +126,7 @@ def write_checkpoint(folder: Path, config: ModelConfig) -> None:
         for name in part:
             end = at + 2 * torch.Size(shapes[name]).numel()
             offsets = [at, end]
-            header[names[name]] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": offsets}
+            header[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": offsets}
             at = end
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
@@ -151,12 +139,6 @@ def write_checkpoint(folder: Path, config: ModelConfig) -> None:
     vocabulary = {token: i for i, token in enumerate(byte_level_alphabet())}
     tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [])).save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(hf_config(config)))
-
-
-def hf_name(name: str) -> str:
-    layer, _, part = name.removesuffix(".weight").rpartition(".")
-    prefix = f"model.layers.{layer.removeprefix('blk.')}." if layer else ""
-    return f"{prefix}{HF_NAMES[part]}.weight"
 
 
 def hf_config(config: ModelConfig) -> dict[str, object]:
