@@ -53,6 +53,15 @@ class _Stream:
     first_token: float = 0.0
 
 
+def _open_log(path: str) -> StepWriter:
+    try:
+        return StepWriter(path)
+    except OSError as error:
+        raise ValueError(
+            f"--steps: cannot write {path}: {error.strerror}; name a file that can be written"
+        ) from error
+
+
 def _is_open(messages: Sequence[ChatMessage]) -> bool:
     """An answer that was cut short is to be carried on."""
     return bool(messages) and messages[-1].role == "assistant"
@@ -66,7 +75,7 @@ class ChatService:
     """
 
     def __init__(self, options: EngineOptions, progress: Progress) -> None:
-        self._steps = StepWriter(options.steps_path) if options.steps_path else None
+        self._steps = _open_log(options.steps_path) if options.steps_path else None
         self._started = start_engine(options, progress)
         self.ready = self._started.ready
         self._engine = self._started.engine

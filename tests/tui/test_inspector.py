@@ -39,3 +39,14 @@ async def test_it_shows_filters_and_saves_steps(
         assert "1 step, sdpa, paused" in window.text
         await window.press("escape")
         assert len(window.app.screen_stack) == 1
+
+
+async def test_steps_that_cannot_be_saved_are_told(
+    open_app: OpenApp, record: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/proc")  # nobody may write here, root neither
+    async with open_app() as window:
+        window.app.session.meter.add([record(1)])
+        await window.press("f4", "s")
+        await window.settle(lambda: window.notes)
+        assert window.notes == ["Cannot write steps.jsonl: No such file or directory"]
