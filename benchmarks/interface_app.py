@@ -84,7 +84,6 @@ class StandIn:
 
     def __init__(self, folder: Path, rate: float) -> None:
         self.options = EngineOptions()
-        self.alive = True
         self._folder = folder
         self._rate = rate
         self._streams: dict[str, Iterator[str]] = {}

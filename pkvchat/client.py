@@ -74,10 +74,6 @@ class EngineClient:
         self._loaded = False
 
     @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.is_alive()
-
-    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 

@@ -80,7 +80,6 @@ class ScriptedEngine:
         self.options = EngineOptions()
         self.sent: list[Command] = []
         self.starts = 1
-        self.alive = True
         self.may_end = threading.Event()  # clear: an engine in a long step
         self.may_end.set()
         self._on_submit = on_submit
@@ -88,11 +87,9 @@ class ScriptedEngine:
 
     def start(self) -> None:
         self.starts += 1
-        self.alive = True
 
     def close(self) -> None:
         self.may_end.wait()
-        self.alive = False
 
     def send(self, command: Command) -> None:
         self.sent.append(command)
@@ -103,7 +100,6 @@ class ScriptedEngine:
         self._events.put(list(events))
 
     def die(self) -> None:
-        self.alive = False
         self.say(Died("the engine process ended (killed by signal 9)"))
 
     def events(self, timeout: float | None = None) -> list[Event]:

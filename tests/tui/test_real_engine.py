@@ -63,7 +63,7 @@ async def test_two_tabs_answer_together_and_a_killed_engine_comes_back(
         assert first.reason == second.reason == "length"
         assert max(record.batch for record in app.session.meter.recent) == 2
 
-        os.kill(client._process.pid, signal.SIGKILL)  # type: ignore[union-attr, arg-type]
+        os.kill(client.pid, signal.SIGKILL)
         await settle(pilot, lambda: app.session.state.dead)
         await pilot.press("ctrl+r")
         await settle(pilot, lambda: app.session.state.ready)
