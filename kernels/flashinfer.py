@@ -75,7 +75,7 @@ class FlashInfer(PagedStrategy):
     def __init__(self, shape: AttentionShape, tensor_cores: bool | None = None) -> None:
         library = load_flashinfer(shape)
         super().__init__(shape)
-        self.tensor_cores = shape.group_size >= 4 if tensor_cores is None else tensor_cores
+        self._tensor_cores = shape.group_size >= 4 if tensor_cores is None else tensor_cores
         self._wrapper_class: Any = library.BatchDecodeWithPagedKVCacheWrapper
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
         # A graph's wrapper keeps to one size, and its buffers to their place.
@@ -128,7 +128,7 @@ class FlashInfer(PagedStrategy):
             self._wrappers[key] = self._wrapper_class(
                 self._workspace,
                 "HND",
-                use_tensor_cores=self.tensor_cores,
+                use_tensor_cores=self._tensor_cores,
                 **self._buffers(pages.static),
             )
         self._wrappers[key].plan(
