@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -10,9 +10,11 @@ import torch
 
 from .batch import AttentionShape, LayerSpec, PrefillChunk
 from .flashinfer import load_flashinfer, why_not_built
+from .launch_triton import multiprocessors
 from .strategy import StrategyUnavailable
 
-_WORKSPACE_BYTES = 128 << 20  # FlashInfer's own recommendation
+_WORKSPACE_BYTES = 128 << 20  # FlashInfer's own recommendation, which large groups exceed
+_INDEX_BYTES = 1 << 20  # of a graph's plan, which is of a few hundred rows
 
 
 class FlashInferPrefill:
@@ -30,10 +32,11 @@ class FlashInferPrefill:
             raise StrategyUnavailable("flashinfer's prefill has no attention sinks")
         library = load_flashinfer(shape)
         self.shape = shape
-        workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
-        wrapper = library.BatchPrefillWithPagedKVCacheWrapper
-        self._wrappers: dict[LayerSpec, Any] = {
-            spec: wrapper(workspace, "HND", backend="fa2") for spec in kinds
+        self._wrapper_class: Any = library.BatchPrefillWithPagedKVCacheWrapper
+        nbytes = max(_WORKSPACE_BYTES, _partial_bytes(shape))
+        self._workspace = torch.empty(nbytes, dtype=torch.uint8, device=shape.device)
+        self._wrappers: Mapping[LayerSpec, Any] = {
+            spec: self._wrapper_class(self._workspace, "HND", backend="fa2") for spec in kinds
         }
         self._build()
 
@@ -51,6 +54,10 @@ class FlashInferPrefill:
             torch.cuda.synchronize(shape.device)
         except Exception as error:
             raise why_not_built(error) from error
+
+    def static(self, num_tokens: int, max_pages: int) -> StaticPrefill:
+        """For one chunk of up to ``num_tokens``, of a sequence of up to ``max_pages`` pages."""
+        return StaticPrefill(self, num_tokens, max_pages)
 
     def plan(self, chunks: Sequence[PrefillChunk]) -> None:
         """What the layers of a step share."""
@@ -87,6 +94,66 @@ class FlashInferPrefill:
         self._wrappers[spec].run(q.to(self.shape.dtype).contiguous(), kv_layer, out=result)
         if result is not out:
             out.copy_(result)
+
+
+class StaticPrefill(FlashInferPrefill):
+    """Its ``run`` may be captured into a CUDA graph, and replays follow each later ``plan``.
+
+    It is captured after ``plan_whole``. A chunk may be shorter: what comes out for the rows past
+    its end means nothing.
+    """
+
+    def __init__(self, eager: FlashInferPrefill, num_tokens: int, max_pages: int) -> None:
+        """Takes eager's workspace: both run in one stream."""
+        self.shape, self._workspace = eager.shape, eager._workspace
+        self._wrapper_class = eager._wrapper_class
+        self._whole = self._chunk(num_tokens)
+        self._wrappers = {spec: self._wrapper(max_pages) for spec in eager._wrappers}
+        self._build()
+
+    def plan_whole(self) -> None:
+        """Plan for a chunk of the full size, all of whose tokens are in the scratch page."""
+        self.plan([self._whole])
+
+    def _build(self) -> None:
+        """FlashInfer keeps the size of the first plan. A graph cannot load a kernel: run it."""
+        shape = self.shape
+        size = (1, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
+        kv_layer = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        q = kv_layer.new_zeros(self._whole.num_tokens, shape.num_qo_heads, shape.head_dim)
+        self.plan_whole()
+        for spec in self._wrappers:
+            self.run(q, kv_layer, torch.empty_like(q), spec)
+
+    def _chunk(self, num_tokens: int) -> PrefillChunk:
+        num_pages = -(-num_tokens // self.shape.page_size)
+        table = torch.zeros(num_pages, dtype=torch.int32, device=self.shape.device)
+        return PrefillChunk(table, num_tokens, num_tokens)
+
+    def _wrapper(self, max_pages: int) -> Any:
+        def buffer(numel: int) -> torch.Tensor:
+            return torch.zeros(numel, dtype=torch.int32, device=self.shape.device)
+
+        wrapper = self._wrapper_class(
+            self._workspace,
+            "HND",
+            backend="fa2",
+            use_cuda_graph=True,
+            qo_indptr_buf=buffer(2),
+            paged_kv_indptr_buf=buffer(2),
+            paged_kv_indices_buf=buffer(max(max_pages, len(self._whole.block_table))),
+            paged_kv_last_page_len_buf=buffer(1),
+        )
+        index = torch.empty(_INDEX_BYTES, dtype=torch.uint8, device=self.shape.device)
+        wrapper.reset_workspace_buffer(self._workspace, index)
+        return wrapper
+
+
+def _partial_bytes(shape: AttentionShape) -> int:
+    """What FlashInfer's programs, two a multiprocessor, take for partial results at most."""
+    programs = 2 * multiprocessors(shape.device) // shape.num_kv_heads
+    tile = 128 if shape.head_dim < 256 else 64
+    return shape.num_qo_heads * max(1, programs) * tile * (shape.head_dim + 1) * 4 + (1 << 20)
 
 
 def _indptr(counts: Sequence[int]) -> torch.Tensor:

@@ -18,8 +18,8 @@ class StepAttention:
     """Writes the new K/V of all rows, then attends: decode rows first, then the chunks in order.
 
     slot_mapping: [N] int64 for all N rows. ``strategy`` must have planned for ``decode``; both
-    are None in a step that only prefills. paged: reads all chunks at once; None leaves each to
-    torch.
+    are None in a step that only prefills. paged: has planned for all chunks, and reads them at
+    once; None leaves each of ``prefill`` to torch.
     """
 
     def __init__(
@@ -37,10 +37,8 @@ class StepAttention:
         self.rows = kv_rows(slot_mapping, kv_layers[0])
         self.num_decode = len(decode) if decode is not None else 0
         self.strategy = strategy
-        self.paged = paged if prefill else None
-        self.prefill = [PrefillAttention(chunk) for chunk in prefill] if paged is None else []
-        if self.paged is not None:
-            self.paged.plan(prefill)
+        self.paged = paged
+        self.prefill = [PrefillAttention(chunk) for chunk in prefill]
 
     def __call__(
         self,

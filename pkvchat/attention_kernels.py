@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pkvchat.kernels.batch import AttentionShape
+from pkvchat.kernels.batch import AttentionShape, PrefillChunk
 from pkvchat.kernels.flashinfer_prefill import FlashInferPrefill, create_prefill
 from pkvchat.kernels.progress import Progress
 from pkvchat.kernels.registry import STRATEGIES, create_strategy
@@ -38,6 +39,15 @@ class AttentionKernels:
             progress("prefill (the first start compiles it)", len(STRATEGIES), len(STRATEGIES) + 1)
             kernels.prefill = create_prefill(shape, model.layer_specs)
         return kernels
+
+    def planned(
+        self, chunks: Sequence[PrefillChunk]
+    ) -> tuple[Sequence[PrefillChunk], FlashInferPrefill | None]:
+        """How StepAttention is to read ``chunks``: one by one, or planned for all at once."""
+        if not chunks or self.prefill is None:
+            return chunks, None
+        self.prefill.plan(chunks)
+        return (), self.prefill
 
     def strategy(self, name: str, shape: AttentionShape) -> Strategy:
         """Made now, where it is not there. Raises what create_strategy raises."""

@@ -115,8 +115,7 @@ class ModelRunner:
             slot_mapping,
             decode,
             self._strategy(decision.strategy) if decision else None,
-            [self._chunk(seq, count) for seq, count in schedule.prefills],
-            self._kernels.prefill,
+            *self._kernels.planned([self._chunk(seq, count) for seq, count in schedule.prefills]),
         )
         at, rows = self._upload(positions), self._upload(logit_rows)
         return sampled, lambda: self.model.forward(token_ids, at, attend, rows)

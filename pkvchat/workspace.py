@@ -74,8 +74,7 @@ class Workspace:
             ids,
             decode,
             strategy,
-            chunks,
-            self.kernels.prefill,
+            *self.kernels.planned(chunks),
         )
         self.model.forward(ids, ids, attend, last)
         torch.cuda.synchronize(device)

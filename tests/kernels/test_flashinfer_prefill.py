@@ -67,8 +67,9 @@ def test_reads_several_chunks_at_once(page_size):
         torch.cat([seq[i][-new:] for seq, new in zip(sequences, news, strict=True)])
         for i in range(3)
     ]
+    paged.plan(chunks)
     attend = StepAttention(
-        [kv_layer] * len(SPECS), SPECS, torch.cat(slots), None, None, chunks, paged
+        [kv_layer] * len(SPECS), SPECS, torch.cat(slots), None, None, (), paged
     )
     for layer, spec in enumerate(SPECS):
         expected = [
