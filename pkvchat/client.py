@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
-import tempfile
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 
+from .engine_log import EngineLog
 from .messages import Command, Died, Event, Ready, Shutdown
 from .options import EngineOptions
 from .process import main
@@ -51,7 +50,7 @@ class EngineClient:
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
-        self.log_path = Path(tempfile.mkdtemp(prefix="pkvchat-")) / "engine.log"
+        self.log = EngineLog()
         self._process: SpawnProcess | None = None
         self._connection: Connection | None = None
         self._writer: _Writer | None = None
@@ -59,11 +58,11 @@ class EngineClient:
 
     def start(self) -> None:
         """Start the process; events (Loading, then Ready or Failed) follow."""
-        self.log_path.parent.mkdir(mode=0o700, exist_ok=True)
+        self.log.prepare()
         ours, theirs = _SPAWN.Pipe()
         self._process = _SPAWN.Process(
             target=main,
-            args=(self.options, theirs, str(self.log_path)),
+            args=(self.options, theirs, str(self.log.path)),
             name="pkvchat-engine",
             daemon=True,
         )
@@ -113,9 +112,10 @@ class EngineClient:
             if given_up:
                 process.kill()
                 process.join()
-            # Else the log may say why.
             if process.exitcode == 0 or (given_up and not self._loaded):
-                self._remove_log()
+                self.log.remove()
+            else:
+                self.log.keep(process.pid)  # it may say why
         if connection is not None:
             connection.close()
 
@@ -125,19 +125,5 @@ class EngineClient:
             self._process.join(timeout=2)
             code = self._process.exitcode
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        log = self._keep_log() if code else self.log_path
+        log = self.log.keep(self.pid) if code else self.log.path
         return f"the engine process ended ({how}); its log is {log}"
-
-    def _keep_log(self) -> Path:
-        """Under a name of its own, so that neither the next process nor ``close`` takes it."""
-        kept = self.log_path.with_stem(f"engine-{self.pid}")
-        try:
-            return self.log_path.rename(kept)
-        except OSError:  # of a process that ended before it had one
-            return self.log_path
-
-    def _remove_log(self) -> None:
-        """And the folder, unless logs are kept in it."""
-        with suppress(OSError):
-            self.log_path.unlink(missing_ok=True)
-            self.log_path.parent.rmdir()

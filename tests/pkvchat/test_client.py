@@ -103,7 +103,7 @@ def test_a_process_loads_answers_dies_and_comes_back(client: EngineClient) -> No
     client.start()
     until(client, Ready)
     client.close()
-    assert list(client.log_path.parent.iterdir()) == [log]
+    assert list(client.log.path.parent.iterdir()) == [log]
     log.unlink()
 
     client.start()
@@ -112,7 +112,7 @@ def test_a_process_loads_answers_dies_and_comes_back(client: EngineClient) -> No
     assert loading_pid is not None
     client.close()  # at once, as nothing is lost
     assert not psutil.pid_exists(loading_pid)
-    assert not client.log_path.parent.exists()
+    assert not client.log.path.parent.exists()
 
 
 def test_a_model_that_is_not_there_is_one_line(client: EngineClient) -> None:
