@@ -18,6 +18,7 @@ from .cost import StrategyCost
 from .linear import LinearTypes
 from .progress import Progress
 from .records import Store, device_key, dtype_name, shape_key
+from .surcharge import StepTimes
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -167,6 +168,30 @@ class Calibrator:
             return self._estimate(shape)
         self._save("strategies", key, measured.to_json())
         return measured
+
+    def steps(
+        self,
+        shape: AttentionShape,
+        model: str,
+        available: Iterable[str],
+        measure: Callable[[], list[StepTimes]],
+    ) -> list[StepTimes]:
+        """Times of whole steps of a model: from the user's record, else as ``measure`` finds them.
+
+        model: what tells it from others of the same ``shape``. An empty list is not kept.
+        """
+        key = {**shape_key(shape), "model": model}
+
+        def parse(data: dict[str, Any]) -> list[StepTimes]:
+            return [StepTimes.from_json(each) for each in data["times"]]
+
+        known = None if self.fresh else self.store.load("steps", key, parse)
+        if known and all(set(available) <= set(each.us) for each in known):
+            return known
+        times = measure()
+        if times:
+            self._save("steps", key, {"times": [asdict(each) for each in times]})
+        return times
 
     def _estimate(self, shape: AttentionShape) -> Calibration:
         from .prior import estimate_costs, memory_bandwidth

@@ -114,6 +114,11 @@ class CostModel:
             us += share * self.costs[strategy].predict(work, self.num_layers)
         return us
 
+    def best(self, strategy: str, tiles: Sequence[int]) -> tuple[float, int]:
+        """(microseconds, num_splits) at the num_splits for which they are least."""
+        splits = split_choices(strategy, tiles, self.shape, self.workers)
+        return min((self.predict(strategy, tiles, each), each) for each in splits)
+
 
 def split_choices(
     strategy: str, tiles: Sequence[int], shape: AttentionShape, workers: int

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from operator import ge, le
 from typing import TYPE_CHECKING, Protocol
 
-from .cost import CostModel, split_choices
+from .cost import CostModel
 from .registry import STRATEGIES, why_unavailable
 from .strategy import StrategyUnavailable
+from .surcharge import StepTimes, Surcharge
 from .trials import Ranked, Trials, batch_kind
 
 if TYPE_CHECKING:  # the names are known without torch
@@ -59,8 +60,10 @@ def create_policy(
     available: Sequence[str],
     num_layers: int,
     windows: Sequence[int] = (),
+    steps: Sequence[StepTimes] = (),
 ) -> Policy:
-    """num_layers: over which one step's planning is spread. windows: see CostModel.
+    """num_layers: over which one step's planning is spread. windows: see CostModel. steps: of the
+    model that it is for, where they were timed.
 
     Raises ValueError for an unknown name, StrategyUnavailable for a forced strategy that is not
     in ``available``.
@@ -69,12 +72,13 @@ def create_policy(
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}")
     model = CostModel(shape, calibration.workers, calibration.costs, num_layers, windows)
     if not name.startswith(_FORCED):
-        return CostPolicy(name, [s for s in STRATEGIES if s in available], model)
+        candidates = [s for s in STRATEGIES if s in available]
+        return CostPolicy(name, candidates, model, Surcharge(steps, model))
     forced = name.removeprefix(_FORCED)
     if forced not in available:
         why = why_unavailable(forced, shape) or f"{forced} was not there when this model started"
         raise StrategyUnavailable(f"--policy {name}: {why}")
-    return CostPolicy(name, [forced], model)
+    return CostPolicy(name, [forced], model, Surcharge(steps, model))
 
 
 class CostPolicy:
@@ -85,10 +89,13 @@ class CostPolicy:
     than one candidate, trials correct the model by what steps really took.
     """
 
-    def __init__(self, name: str, candidates: Sequence[str], model: CostModel) -> None:
+    def __init__(
+        self, name: str, candidates: Sequence[str], model: CostModel, surcharge: Surcharge
+    ) -> None:
         self.name = name
         self.candidates = candidates
         self.model = model
+        self._surcharge = surcharge
         self._trials = Trials(model.num_layers)
         self._from: tuple[int, ...] = ()  # lengths from which the comparison holds,
         self._to: tuple[int, ...] = ()  # and up to which
@@ -139,8 +146,8 @@ class CostPolicy:
         kind, ranked = batch_kind(lengths), []
         self._predicted_us = {}  # earlier decisions keep theirs
         for strategy in self.candidates:
-            splits = split_choices(strategy, tiles, self.model.shape, self.model.workers)
-            us, num_splits = min((self.model.predict(strategy, tiles, s), s) for s in splits)
+            us, num_splits = self.model.best(strategy, tiles)
+            us += self._surcharge(strategy, lengths)
             factor = self._trials.factor(kind, strategy)
             self._num_splits[strategy] = num_splits
             self._predicted_us[strategy] = round(us * factor, 1)

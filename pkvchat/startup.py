@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 
 from pkvchat.kernels.batch import QUANT_MAX, AttentionShape
 from pkvchat.kernels.calibration import Calibrator, DeviceTypes
+from pkvchat.kernels.cost import CostModel
 from pkvchat.kernels.policy import Policy, create_policy, policy_names
 from pkvchat.kernels.progress import Progress
 from pkvchat.kernels.registry import STRATEGIES
+from pkvchat.kernels.surcharge import StepTimes
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.loader import LoadedModel, load_model
 
@@ -22,6 +24,7 @@ from .engine import PREFILL_CHUNK, Engine
 from .memory import free_memory, human, largest_context, limit_memory, size_cache
 from .messages import Ready
 from .options import CACHE_TYPES, DTYPES, PAGE_SIZES, EngineOptions
+from .step_bench import StepBench
 from .workspace import Workspace
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -138,9 +141,11 @@ def build_engine(
         *sizes, config.context_length, options.context, options.kv_memory, workspace
     )
     windows = [spec.window for spec in model.layer_specs if spec.window]
+    steps: list[StepTimes] = []
 
     def make_policy(name: str) -> Policy:
-        return create_policy(name, shape, calibration, available, config.num_layers, windows)
+        layers = config.num_layers
+        return create_policy(name, shape, calibration, available, layers, windows, steps)
 
     policy = make_policy(options.policy)
     while True:
@@ -159,8 +164,30 @@ def build_engine(
         except torch.OutOfMemoryError as error:  # others use the device, too
             why = str(error).splitlines()[0]
         num_pages, context, note = smaller_cache(num_pages, context, shape, options, why)
+    costs = CostModel(shape, calibration.workers, calibration.costs, config.num_layers, windows)
+    steps += time_steps(engine, kernels, costs, calibrator)
+    if steps:
+        engine.set_policy(make_policy(options.policy))
     strategies = dict.fromkeys(STRATEGIES, "") | kernels.declined
     return Built(engine, strategies, make_policy, note, room)
+
+
+def time_steps(
+    engine: Engine, kernels: AttentionKernels, costs: CostModel, calibrator: Calibrator
+) -> list[StepTimes]:
+    """Whole steps of the engine's model, or the record of them; none on a CPU."""
+    runner, strategies = engine.runner, kernels.strategies
+    if runner.graphs is None:
+        return []
+    bench = StepBench(runner.graphs, strategies, costs, engine.pool.capacity, engine.context)
+    config = runner.model.config
+    nbytes = runner.model.step_nbytes()
+    return calibrator.steps(
+        runner.shape,
+        f"{config.architecture}, {config.num_layers} layers, {nbytes} bytes",
+        bench.strategies,
+        partial(bench.times, calibrator.progress, thorough=calibrator.fresh),
+    )
 
 
 def measure_workspace(
