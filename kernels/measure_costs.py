@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from statistics import median
@@ -16,17 +17,22 @@ from .progress import Progress
 STAGE = "measuring attention"
 _BUDGET_S = {"cpu": 2.0, "cuda": 12.0}  # compiling not counted
 _THOROUGH = 3
+_FOCUS = 4  # power by which a case loses weight the slower it is than its batch's fastest
 
 
 @dataclass
 class Case:
-    """run_us: of a layer; plan_us: of planning, per unit of Work.plans."""
+    """run_us: of a layer; plan_us: of planning, per unit of Work.plans.
+
+    weight: of the case in the fit.
+    """
 
     batch: DecodeBatch
     num_splits: int
     work: Work
     run_us: float = float("inf")
     plan_us: float = float("inf")
+    weight: float = 1.0
 
 
 @dataclass
@@ -37,7 +43,7 @@ class Measured:
     eager_us: float = 0.0
 
     def cost(self) -> StrategyCost:
-        samples = [(case.work, case.run_us) for case in self.cases]
+        samples = [(case.work, case.run_us, case.weight) for case in self.cases]
         cost = fit(samples, median(case.plan_us for case in self.cases))
         return replace(cost, eager=self.eager_us)
 
@@ -62,10 +68,23 @@ def sample_costs(
     if shape.device.type == "cuda":
         from .measure_cuda import CudaBench
 
-        return CudaBench(shape, names).sample(progress, budget_s)
-    from .measure_cpu import CpuBench
+        measured = CudaBench(shape, names).sample(progress, budget_s)
+    else:
+        from .measure_cpu import CpuBench
 
-    return CpuBench(shape).sample(names, progress, budget_s)
+        measured = CpuBench(shape).sample(names, progress, budget_s)
+    weigh([case for found in measured.values() for case in found.cases])
+    return measured
+
+
+def weigh(cases: Sequence[Case]) -> None:
+    """Fits need to be right where strategies are close, not for what nobody would choose."""
+    fastest: dict[tuple[int, ...], float] = {}
+    for case in cases:
+        lengths = case.batch.lengths
+        fastest[lengths] = min(case.run_us, fastest.get(lengths, math.inf))
+    for case in cases:
+        case.weight = (fastest[case.batch.lengths] / case.run_us) ** _FOCUS
 
 
 def random_batch(shape: AttentionShape, lengths: tuple[int, ...], num_pages: int) -> DecodeBatch:
@@ -85,14 +104,15 @@ def random_batch(shape: AttentionShape, lengths: tuple[int, ...], num_pages: int
     )
 
 
-def fit(samples: Sequence[tuple[Work, float]], plan_us: float) -> StrategyCost:
-    """Non-negative least squares of relative errors. samples: (work, measured us of one layer).
+def fit(samples: Sequence[tuple[Work, float, float]], plan_us: float) -> StrategyCost:
+    """Non-negative least squares of relative errors. samples: (work, us of one layer, weight).
 
     plan_us: measured apart, per unit of Work.plans.
     """
-    rows = torch.tensor([astuple(work)[:-1] for work, _ in samples], dtype=torch.float64)
-    times = torch.tensor([us for _, us in samples], dtype=torch.float64)
-    a = rows / times.unsqueeze(1)
+    work = torch.tensor([astuple(each)[:-1] for each, *_ in samples], dtype=torch.float64)
+    times, weights = torch.tensor([rest for _, *rest in samples], dtype=torch.float64).T
+    relative = work / times.unsqueeze(1)
+    a = relative * weights.unsqueeze(1)
     scale = a.norm(dim=0).clamp_min(1e-30)
     active = a.norm(dim=0) > 0
     solution = torch.zeros(a.shape[1], dtype=torch.float64)
@@ -100,8 +120,7 @@ def fit(samples: Sequence[tuple[Work, float]], plan_us: float) -> StrategyCost:
         columns = a[:, active] / scale[active]
         # A little ridge: features that a short measurement cannot tell apart share the time.
         ridge = 1e-4 * torch.eye(int(active.sum()), dtype=torch.float64)
-        normal = columns.T @ columns + ridge
-        found = torch.linalg.solve(normal, columns.T @ torch.ones(len(times), dtype=torch.float64))
+        found = torch.linalg.solve(columns.T @ columns + ridge, columns.T @ weights)
         solution.zero_()
         solution[active] = found / scale[active]
         if (found >= 0).all():
@@ -109,5 +128,7 @@ def fit(samples: Sequence[tuple[Work, float]], plan_us: float) -> StrategyCost:
         worst = torch.where(active, solution * scale, torch.inf).argmin()
         active[worst] = False
     call, tile, path, task, merge = solution.tolist()
-    error = (a @ solution - 1).abs().median().item()
+    errors, order = (relative @ solution - 1).abs().sort()
+    share = weights[order].cumsum(0) / weights.sum()
+    error = errors[int((share < 0.5).sum())].item()
     return StrategyCost(call, tile, path, task, merge, plan_us, error=error)

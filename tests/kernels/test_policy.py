@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.calibration import Calibration
 from pkvchat.kernels.cost import StrategyCost, split_choices, strategy_work
-from pkvchat.kernels.measure_costs import fit
+from pkvchat.kernels.measure_costs import Case, fit, random_batch, weigh
 from pkvchat.kernels.policy import create_policy, policy_names
 from pkvchat.kernels.strategy import StrategyUnavailable
 
@@ -252,9 +252,9 @@ def test_fit_finds_the_constants_it_was_made_from():
     for tiles in [(3,), (40,), (300,), (10,) * 4, (100, 7, 30, 2), (20,) * 8]:
         for num_splits in (1, 4):
             work = strategy_work("split", tiles, num_splits, CPU, workers=2)
-            samples.append((work, COSTS["split"].predict(work, 10**9)))
+            samples.append((work, COSTS["split"].predict(work, 10**9), 1.0))
     found = fit(samples, plan_us=100)
-    for work, us in samples:
+    for work, us, _ in samples:
         assert found.predict(work, 10**9) == pytest.approx(us, rel=0.02)
     assert found.plan == 100
     assert found.error < 0.02
@@ -263,10 +263,32 @@ def test_fit_finds_the_constants_it_was_made_from():
 def test_fit_never_pays_for_work():
     """Times that fall with more work would need negative constants."""
     samples = [
-        (strategy_work("split", (n,), 1, CPU, workers=2), us)
+        (strategy_work("split", (n,), 1, CPU, workers=2), us, 1.0)
         for n, us in [(10, 50.0), (100, 40.0), (1000, 30.0)]
     ]
     found = fit(samples, plan_us=0)
     constants = (found.call, found.tile, found.path, found.task, found.merge)
     assert all(constant >= 0 for constant in constants)
     assert found.predict(samples[1][0], 1) > 0
+
+
+def test_fit_is_right_where_the_weight_is():
+    """Times that no constants make: three times too long in the cases that nobody would choose."""
+    samples = []
+    for tiles in [(3,), (40,), (300,), (10,) * 4, (100, 7, 30, 2), (20,) * 8]:
+        work = strategy_work("split", tiles, 1, CPU, workers=2)
+        us = COSTS["split"].predict(work, 10**9)
+        samples += [(work, us, 1.0), (work, 3 * us, 3.0**-4)]
+    found = fit(samples, plan_us=100)
+    for work, us, _ in samples[::2]:
+        assert found.predict(work, 10**9) == pytest.approx(us, rel=0.05)
+    assert found.error < 0.05
+
+
+def test_cases_far_from_the_fastest_weigh_little():
+    batch = random_batch(CPU, (64, 16), 8)
+    work = strategy_work("split", (4, 1), 1, CPU, workers=2)
+    cases = [Case(batch, splits, work, run_us=us) for splits, us in ((1, 10.0), (2, 20.0))]
+    alone = Case(random_batch(CPU, (16,), 8), 1, work, run_us=50.0)
+    weigh([*cases, alone])
+    assert [case.weight for case in (*cases, alone)] == [1.0, 1 / 16, 1.0]
