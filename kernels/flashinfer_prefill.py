@@ -99,38 +99,38 @@ class FlashInferPrefill:
 class StaticPrefill(FlashInferPrefill):
     """Its ``run`` may be captured into a CUDA graph, and replays follow each later ``plan``.
 
-    It is captured after ``plan_whole``. A chunk may be shorter: what comes out for the rows past
-    its end means nothing.
+    It is captured after ``rehearse``. A chunk may be shorter: what comes out for the rows past its
+    end means nothing.
     """
 
     def __init__(self, eager: FlashInferPrefill, num_tokens: int, max_pages: int) -> None:
         """Takes eager's workspace: both run in one stream."""
         self.shape, self._workspace = eager.shape, eager._workspace
         self._wrapper_class = eager._wrapper_class
-        self._whole = self._chunk(num_tokens)
-        self._wrappers = {spec: self._wrapper(max_pages) for spec in eager._wrappers}
-        self._build()
+        self._scratch = torch.zeros(
+            max(max_pages, -(-num_tokens // self.shape.page_size)),
+            dtype=torch.int32,
+            device=self.shape.device,
+        )
+        self._wrappers = {spec: self._wrapper() for spec in eager._wrappers}
+        self._load(num_tokens)
 
-    def plan_whole(self) -> None:
-        """Plan for a chunk of the full size, all of whose tokens are in the scratch page."""
-        self.plan([self._whole])
+    def rehearse(self, num_tokens: int) -> None:
+        """Plan for a chunk of the size to capture, all of whose tokens are in the scratch page."""
+        num_pages = -(-num_tokens // self.shape.page_size)
+        self.plan([PrefillChunk(self._scratch[:num_pages], num_tokens, num_tokens)])
 
-    def _build(self) -> None:
-        """FlashInfer keeps the size of the first plan. A graph cannot load a kernel: run it."""
+    def _load(self, num_tokens: int) -> None:
+        """FlashInfer keeps the first plan's size. Kernels are loaded by running them."""
         shape = self.shape
         size = (1, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
         kv_layer = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        q = kv_layer.new_zeros(self._whole.num_tokens, shape.num_qo_heads, shape.head_dim)
-        self.plan_whole()
+        q = kv_layer.new_zeros(num_tokens, shape.num_qo_heads, shape.head_dim)
+        self.rehearse(num_tokens)
         for spec in self._wrappers:
             self.run(q, kv_layer, torch.empty_like(q), spec)
 
-    def _chunk(self, num_tokens: int) -> PrefillChunk:
-        num_pages = -(-num_tokens // self.shape.page_size)
-        table = torch.zeros(num_pages, dtype=torch.int32, device=self.shape.device)
-        return PrefillChunk(table, num_tokens, num_tokens)
-
-    def _wrapper(self, max_pages: int) -> Any:
+    def _wrapper(self) -> Any:
         def buffer(numel: int) -> torch.Tensor:
             return torch.zeros(numel, dtype=torch.int32, device=self.shape.device)
 
@@ -141,7 +141,7 @@ class StaticPrefill(FlashInferPrefill):
             use_cuda_graph=True,
             qo_indptr_buf=buffer(2),
             paged_kv_indptr_buf=buffer(2),
-            paged_kv_indices_buf=buffer(max(max_pages, len(self._whole.block_table))),
+            paged_kv_indices_buf=buffer(len(self._scratch)),
             paged_kv_last_page_len_buf=buffer(1),
         )
         index = torch.empty(_INDEX_BYTES, dtype=torch.uint8, device=self.shape.device)

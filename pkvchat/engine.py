@@ -200,14 +200,13 @@ class Engine:
         """Start the next step's work on the device; None if there is none."""
         began = former.done if former is not None else Mark(self.device)
         decoding = sum(s.num_uncached == 1 and not s.full for s in self.scheduler.active())
-        schedule = self.scheduler.schedule(self.pace.budget(decoding))
+        schedule = self.scheduler.schedule(*self.runner.room(self.pace.size(decoding), decoding))
         for seq in schedule.starved:
             output.ended.append((seq.chat_id, self._starved_line(seq)))
             self._finish(seq)
         if schedule.waiting is not None:
             output.notices += self._waiting_line(schedule.waiting)
         num_prefill = sum(count for _, count in schedule.prefills)
-        self.pace.spend(len(schedule.decodes), num_prefill)
         if not schedule:
             return None
         pending = former.sampled if former is not None else None
@@ -258,7 +257,8 @@ class Engine:
     def _collect(self, step: InFlight, output: StepOutput) -> None:
         """Wait for a step, and hand out what came of it for answers that are still under way."""
         step.done.wait()
-        self.pace.learn(len(step.lengths), step.num_prefill, step.step_s)
+        # Without the time that the host took before it: a graph may have been captured in that.
+        self.pace.learn(len(step.lengths), step.num_prefill, step.step_s - step.idle_s)
         if step.decision is not None:
             if not step.num_prefill:
                 self.runner.policy.observe(step.lengths, step.decision, step.step_s * 1e6)

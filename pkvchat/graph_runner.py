@@ -1,8 +1,8 @@
-"""Decode steps as CUDA graphs: one launch where the model has hundreds.
+"""Steps as CUDA graphs: one launch where the model has hundreds.
 
-A graph serves every step of its number of rows and its strategy: whatever changes from step to step
-lies in static buffers that it reads, and a strategy plans outside it. Each graph has memory of its
-own, so that dropping it gives that back. Steps that have no graph run as they would without any.
+A graph serves every step of its kind: whatever changes from step to step lies in static buffers
+that it reads, and attention is planned outside it. Each graph has memory of its own, so that
+dropping it gives that back. Steps that have no graph run as they would without any.
 """
 
 from __future__ import annotations
@@ -10,77 +10,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from pkvchat.kernels.batch import AttentionShape, DecodeBatch
+from pkvchat.kernels.batch import AttentionShape
+from pkvchat.kernels.flashinfer_prefill import FlashInferPrefill, StaticPrefill
 from pkvchat.kernels.routed import FEW_ROWS
 from pkvchat.kernels.step import StepAttention
 from pkvchat.kernels.strategy import Strategy
 from pkvchat.models.causal_lm import CausalLM
 
+from .graph_inputs import Prompt, StepInputs
 from .in_flight import Sampled
 from .memory import graph_memory, human
 from .sequence import Sequence
-from .upload import upload
 
-BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # rows a graph is made for; others are padded
+BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # decode rows; other numbers are padded
+SIZES = (16, 32, 64, 128, 256, 512)  # all rows of a step with a prompt
+_FREE_ROWS = 64  # of such a step, that take no longer when half of them are padding
 _IN_USE = 256  # steps since a graph's last one, within which no other takes its memory
 
 
-class _Inputs:
-    """What one bucket's graphs read, on the device."""
+@dataclass(frozen=True)
+class Kind:
+    """The steps that one graph serves.
 
-    def __init__(self, rows: int, max_pages: int, device: torch.device) -> None:
-        size = 4, rows + rows % 2  # each vector begins at 16 bytes, as kernels like it
-        self._numbers = torch.zeros(size, dtype=torch.int64, device=device)
-        self._pinned = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._host = self._pinned.numpy()
-        self._host_lens = self._host[3].view(np.int32)[:rows]
-        self._written: list[list[int]] = [[] for _ in range(rows)]  # pages of the table's rows
-        self.token_ids, self.positions, slot_mapping, lengths = self._numbers[:, :rows]
-        self.logit_rows = torch.arange(rows, device=device)
-        self.batch = DecodeBatch(
-            block_table=torch.zeros(rows, max_pages, dtype=torch.int32, device=device),
-            seq_lens=lengths.view(torch.int32)[:rows],  # so that one copy brings all four
-            slot_mapping=slot_mapping,
-            lengths=(0,) * rows,
-            static=True,
-        )
+    rows: that decode, 0 for none. strategy: theirs. chunk: prompt tokens, 0 for none.
+    """
 
-    def write(
-        self, sequences: list[Sequence], page_size: int, former: Sampled | None = None
-    ) -> None:
-        """Rows past the last are empty, and write to the scratch page.
-
-        former: where pending tokens are. The device must have got the inputs of the step before.
-        """
-        lengths = [0] * len(self._written)
-        self._host[:3, len(sequences) :] = 0
-        for row, seq in enumerate(sequences):
-            position = seq.num_cached
-            page, offset = divmod(position, page_size)
-            slot = seq.pages[page] * page_size + offset
-            token = 0 if seq.num_pending else seq.tokens[position]
-            self._host[:3, row] = token, position, slot
-            lengths[row] = seq.num_tokens
-        self._host_lens[:] = lengths
-        self._numbers.copy_(self._pinned, non_blocking=True)
-        if former is not None:
-            former.fill(self.token_ids, sequences)
-        self.batch.lengths = tuple(lengths)
-        for row, seq in enumerate(sequences):
-            self._write_pages(row, seq.pages)
-
-    def _write_pages(self, row: int, pages: list[int]) -> None:
-        """Most steps have no new page, and of one that grows only the new ones are written."""
-        written = self._written[row]
-        if written == pages:
-            return
-        start = len(written) if written == pages[: len(written)] else 0
-        table = self.batch.block_table
-        table[row, start : len(pages)] = upload(pages[start:], table.device, torch.int32)
-        self._written[row] = list(pages)
+    rows: int
+    strategy: str
+    chunk: int = 0
 
 
 @dataclass
@@ -93,8 +52,8 @@ class _Graph:
     last_step: int
 
 
-class DecodeGraphs:
-    """Captures each (bucket, strategy) after its first step, which runs as it is."""
+class StepGraphs:
+    """Captures each kind of step at its second one; the first runs as it is, and loads kernels."""
 
     def __init__(
         self,
@@ -103,112 +62,177 @@ class DecodeGraphs:
         kv_layers: list[torch.Tensor],
         max_pages: int,
         notify: Callable[[str], None],
+        prefill: FlashInferPrefill | None = None,
     ) -> None:
-        """max_pages: of one sequence, at most. notify: takes a line that a person should know."""
+        """max_pages: of one sequence, at most. notify: takes a line that a person should know.
+
+        prefill: reads prompts; None leaves steps with a prompt to others.
+        """
         self.model, self.shape, self.kv_layers = model, shape, kv_layers
         self.budget = graph_memory(shape.device)
         self._max_pages = max_pages
         self._notify = notify
-        self._inputs: dict[int, _Inputs] = {}
-        self._graphs: dict[tuple[int, str], _Graph] = {}
-        self._without: set[tuple[int, str]] = set()  # there was no memory for these
+        self._prefill = prefill
+        self._static_prefills: dict[int, StaticPrefill] = {}  # by size
+        self._inputs: dict[tuple[int, int], StepInputs] = {}  # by decode rows and chunk
+        self._graphs: dict[Kind, _Graph] = {}
+        self._seen: set[Kind] = set()
+        self._without: set[Kind] = set()  # there was no memory for these
         self._steps = 0
         # Experts for more rows are called by the host, which must know which.
-        self._most_rows = FEW_ROWS if model.config.experts else BUCKETS[-1]
+        self._most_rows = FEW_ROWS if model.config.experts else SIZES[-1]
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def covers(self, strategy: Strategy, num_rows: int) -> bool:
-        return strategy.capturable and num_rows <= self._most_rows
+    @property
+    def most_rows(self) -> int:
+        """Of a step that reads a prompt; 0 where no graph does."""
+        return self._most_rows if self._prefill is not None else 0
+
+    def covers(self, strategy: Strategy | None, num_rows: int, num_tokens: int = 0) -> bool:
+        """Whether a step of so many decode rows and tokens of one prompt may have a graph."""
+        return self._kind(strategy, num_rows, num_tokens) is not None
 
     def clear(self) -> None:
         """Give all memory back; nothing is captured any more."""
         self._most_rows = 0
         self._graphs.clear()
         self._inputs.clear()
+        self._static_prefills.clear()
 
     def prepare(
         self,
-        sequences: list[Sequence],
-        strategy: Strategy,
-        num_splits: int,
+        decodes: list[Sequence],
+        strategy: Strategy | None,
+        num_splits: int = 1,
         former: Sampled | None = None,
+        prompt: Prompt | None = None,
     ) -> Callable[[], torch.Tensor]:
-        """Bring the inputs of a decode step that ``covers`` allows to the device.
+        """Bring the inputs of a step that ``covers`` allows to the device.
 
-        What is returned enqueues it and gives its logits, [sequences, vocab] float32, which the
-        next step overwrites. former: where pending tokens are.
+        What is returned enqueues it and gives its logits, float32, which the next step overwrites:
+        [decodes, vocab] and, last, those after the prompt's last token. former: where pending
+        tokens are.
         """
-        bucket = next(size for size in BUCKETS if size >= len(sequences))
-        if bucket not in self._inputs:
-            self._inputs[bucket] = _Inputs(bucket, self._max_pages, self.shape.device)
-        inputs = self._inputs[bucket]
-        inputs.write(sequences, self.shape.page_size, former)
-        strategy.plan(inputs.batch, num_splits)
+        kind = self._kind(strategy, len(decodes), prompt[1] if prompt else 0)
+        assert kind is not None, "covers() comes first"
         self._steps += 1
+        size = kind.rows, kind.chunk
+        if size not in self._inputs:
+            self._inputs[size] = StepInputs(*size, self._max_pages, self.shape.device)
+        inputs = self._inputs[size]
+        chunk = inputs.write(decodes, prompt, self.shape.page_size, former)
+        if strategy is not None and inputs.batch is not None:
+            strategy.plan(inputs.batch, num_splits)
+        graph = self._graph(kind, inputs, strategy)
+        prefill, num_rows = None, kind.rows
+        if chunk is not None:
+            prefill = self._prefill if graph is None else self._static_prefill(kind)
+            assert prefill is not None, "without it, no prompt is covered"
+            prefill.plan([chunk])
+            num_rows += chunk.num_tokens
+        num_logits = len(decodes) + (chunk is not None)
 
         def forward() -> torch.Tensor:
-            return self._run((bucket, strategy.name), inputs, strategy, num_splits)[
-                : len(sequences)
-            ]
+            if graph is None:
+                return self._forward(inputs, strategy, prefill, num_rows)[:num_logits]
+            graph.replay.replay()
+            return graph.logits[:num_logits]
 
         return forward
 
-    def _run(
-        self, key: tuple[int, str], inputs: _Inputs, strategy: Strategy, num_splits: int
-    ) -> torch.Tensor:
-        graph = self._graphs.get(key)
+    def _kind(self, strategy: Strategy | None, num_rows: int, num_tokens: int) -> Kind | None:
+        """None for steps that run as they would without graphs."""
+        if num_rows > min(BUCKETS[-1], self._most_rows):
+            return None
+        if strategy is not None and not strategy.capturable:
+            return None
+        name, rows = ("", 0) if strategy is None else (strategy.name, padded(num_rows))
+        if not num_tokens:
+            return Kind(rows, name)
+        size = next((size for size in SIZES if size >= rows + num_tokens), 0)
+        if not 0 < size <= self.most_rows:
+            return None
+        if size > _FREE_ROWS and 4 * (rows + num_tokens) < 3 * size:
+            return None
+        return Kind(rows, name, size - rows)
+
+    def _graph(self, kind: Kind, inputs: StepInputs, strategy: Strategy | None) -> _Graph | None:
+        """None where the step has none yet, or never will. The strategy has planned for it."""
+        if kind not in self._graphs and kind in self._seen - self._without:
+            self._capture(kind, inputs, strategy)
+        self._seen.add(kind)
+        graph = self._graphs.get(kind)
         if graph is not None:
             graph.last_step = self._steps
-            graph.replay.replay()
-            return graph.logits
-        logits = self._forward(inputs, strategy)
-        if key not in self._without:
-            self._capture(key, inputs, strategy, num_splits)
-        return logits
+        return graph
 
-    def _capture(
-        self, key: tuple[int, str], inputs: _Inputs, strategy: Strategy, num_splits: int
-    ) -> None:
+    def _capture(self, kind: Kind, inputs: StepInputs, strategy: Strategy | None) -> None:
         device = self.shape.device
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-        strategy.plan(inputs.batch, num_splits)
+        prefill = None
+        if kind.chunk:
+            prefill = self._static_prefill(kind)
+            prefill.rehearse(kind.chunk)
         free, _ = torch.cuda.mem_get_info(device)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                logits = self._forward(inputs, strategy)
+                logits = self._forward(inputs, strategy, prefill, kind.rows + kind.chunk)
         except torch.OutOfMemoryError:
-            self._go_without(key, "there is no memory left; a smaller --kv-memory leaves more")
+            self._go_without(kind, "there is no memory left; a smaller --kv-memory leaves more")
             return
         nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
         if self._make_room(nbytes):
-            self._graphs[key] = _Graph(graph, logits, nbytes, self._steps)
+            self._graphs[kind] = _Graph(graph, logits, nbytes, self._steps)
         else:
-            self._go_without(key, f"others fill the {human(self.budget)} that graphs may take")
+            self._go_without(kind, f"others fill the {human(self.budget)} that graphs may take")
 
     def _make_room(self, nbytes: int) -> bool:
         """Drop graphs, least recently used first, until the budget has room for ``nbytes``."""
         while sum(graph.nbytes for graph in self._graphs.values()) + nbytes > self.budget:
-            key = min(self._graphs, key=lambda key: self._graphs[key].last_step, default=None)
-            if key is None or self._steps - self._graphs[key].last_step < _IN_USE:
+            kind = min(self._graphs, key=lambda kind: self._graphs[kind].last_step, default=None)
+            if kind is None or self._steps - self._graphs[kind].last_step < _IN_USE:
                 return False
-            del self._graphs[key]
+            del self._graphs[kind]
         return True
 
-    def _go_without(self, key: tuple[int, str], why: str) -> None:
-        self._without.add(key)
-        rows, strategy = key
-        self._notify(f"{rows} rows with {strategy} run without a CUDA graph, more slowly: {why}")
+    def _go_without(self, kind: Kind, why: str) -> None:
+        self._without.add(kind)
+        if not kind.chunk:  # else nobody would notice
+            self._notify(
+                f"{kind.rows} rows with {kind.strategy} run without a CUDA graph, more slowly: "
+                f"{why}"
+            )
 
-    def _forward(self, inputs: _Inputs, strategy: Strategy) -> torch.Tensor:
+    def _static_prefill(self, kind: Kind) -> StaticPrefill:
+        """One for all kinds of a size: they differ in how much of it is the chunk."""
+        assert self._prefill is not None, "without it, no prompt is covered"
+        size = kind.rows + kind.chunk
+        if size not in self._static_prefills:
+            self._static_prefills[size] = self._prefill.static(size, self._max_pages)
+        return self._static_prefills[size]
+
+    def _forward(
+        self,
+        inputs: StepInputs,
+        strategy: Strategy | None,
+        prefill: FlashInferPrefill | None,
+        num_rows: int,
+    ) -> torch.Tensor:
+        """Of the first ``num_rows`` rows. prefill: has planned for the chunk."""
         attend = StepAttention(
             self.kv_layers,
             self.model.layer_specs,
-            inputs.batch.slot_mapping,
+            inputs.slot_mapping[:num_rows],
             inputs.batch,
             strategy,
+            paged=prefill,
         )
-        return self.model.forward(inputs.token_ids, inputs.positions, attend, inputs.logit_rows)
+        token_ids, positions = inputs.token_ids[:num_rows], inputs.positions[:num_rows]
+        return self.model.forward(token_ids, positions, attend, inputs.logit_rows)
+
+
+def padded(num_rows: int) -> int:
+    """Decode rows that a graph for ``num_rows`` has, where there is one."""
+    return next((size for size in BUCKETS if size >= num_rows), num_rows)

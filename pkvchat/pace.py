@@ -1,15 +1,42 @@
-"""How much of a prompt a step reads, so that the answers that decode beside it keep streaming.
+"""How many rows a step with a prompt has, so that the answers that decode beside it keep streaming.
 
-Beside answers, a chunk may add one undisturbed decode step to a step, or FRAME_S where that is
-longer: a chunk takes the host some time however small it is, and a person sees no shorter pause.
-What it adds beyond one decode step is made up for by decode steps without a chunk. So the mean time
-between two tokens of an answer stays within twice that of an answer with nothing beside it.
+Beside answers, a step may take twice as long as an undisturbed one, or PAUSE_S where that is
+longer, which nobody sees; what it takes beyond twice as long is made up for by steps without a
+prompt. So the mean time between two tokens of an answer stays within twice that of an answer with
+nothing beside it. Among the sizes that keep to this, a small one is taken where it reads prompts
+nearly as fast as the best.
 """
 
 from __future__ import annotations
 
 MIN_CHUNK = 16  # tokens
-FRAME_S = 0.1  # new text reaches the interface ten times a second
+PAUSE_S = 0.05
+_FIRST = 64  # rows beside answers, before anything is known
+_NEARLY = 0.75  # of the best speed, beside answers
+_NEARLY_ALONE = 0.97
+_FORGET = 0.995  # what is left of a size's time with each step of another: it is tried again
+
+
+class StepTimes:
+    """Seconds that steps of each size took the last time.
+
+    The first step of a size tells nothing: kernels are loaded in it that later ones find.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._tried: set[int] = set()
+
+    def learn(self, size: int, seconds: float) -> None:
+        for other in self._seconds:
+            self._seconds[other] *= _FORGET
+        if size in self._tried:
+            self._seconds[size] = seconds
+        self._tried.add(size)
+
+    def of(self, sizes: list[int]) -> dict[int, float]:
+        """Those of ``sizes`` that are known."""
+        return {size: self._seconds[size] for size in sizes if size in self._seconds}
 
 
 class PrefillPace:
@@ -18,30 +45,73 @@ class PrefillPace:
     def __init__(self, max_chunk: int) -> None:
         """max_chunk: prompt tokens that a step has memory for."""
         self.max_chunk = max_chunk
-        self._decode_s = 0.0  # a step without a chunk
-        self._token_s = 0.0  # what one prompt token adds to a step
+        self._decode_s = 0.0  # a step without a prompt
+        self._beside, self._alone = StepTimes(), StepTimes()
         self._owed_s = 0.0  # how much longer than twice as long answers have waited
 
-    def budget(self, num_decodes: int) -> int:
-        """Prompt tokens that the next step may read beside ``num_decodes`` decode rows."""
-        if not num_decodes or not self._token_s:
-            return self.max_chunk
-        if self._owed_s > 0:
-            return 0
-        allowed = max(self._decode_s, FRAME_S) / self._token_s
-        return max(MIN_CHUNK, min(self.max_chunk, int(allowed)))
+    def size(self, num_decodes: int) -> int:
+        """Rows of the next step if it reads a prompt, those that decode among them; 0: it may not.
 
-    def spend(self, num_decodes: int, num_prefill: int) -> None:
-        """A step of so many rows and prompt tokens is enqueued."""
-        if not num_prefill or not num_decodes:
-            self._owed_s = max(0.0, self._owed_s - self._decode_s)
-        else:
-            self._owed_s += max(0.0, num_prefill * self._token_s - self._decode_s)
+        To be asked once a step: what is owed is then paid by one undisturbed step.
+        """
+        if not num_decodes:
+            self._owed_s = 0.0
+            return self._size_alone()
+        if self._owed_s > 0:
+            self._owed_s -= self._decode_s
+            return 0
+        return self._size_beside(num_decodes)
 
     def learn(self, num_decodes: int, num_prefill: int, step_s: float) -> None:
-        """That step took ``step_s``."""
+        """A step of so many decode rows and prompt tokens took ``step_s``."""
         if not num_prefill:
             self._decode_s = step_s
-        elif num_prefill >= MIN_CHUNK:
-            beside = self._decode_s if num_decodes else 0.0
-            self._token_s = max(step_s - beside, step_s / 4) / num_prefill
+            return
+        if num_decodes and self._decode_s:
+            self._owed_s += max(0.0, step_s - 2 * self._decode_s)
+        rows = num_decodes + num_prefill
+        size = min((size for size in self._sizes() if size >= rows), default=0)
+        if 4 * rows >= 3 * size > 0:  # others say little of their size
+            (self._beside if num_decodes else self._alone).learn(size, step_s)
+
+    def _sizes(self) -> list[int]:
+        """From the largest on, each half of the one before."""
+        sizes = [self.max_chunk]
+        while sizes[-1] >= 2 * MIN_CHUNK:
+            sizes.append(sizes[-1] // 2)
+        return sizes
+
+    def _size_alone(self) -> int:
+        """The largest is tried first, and half of the best after it."""
+        sizes = self._sizes()
+        times = self._alone.of(sizes)
+        if not times:
+            return self.max_chunk
+        best = _smallest({size: size / times[size] for size in times}, _NEARLY_ALONE)
+        half = best // 2
+        return half if half in sizes and half not in times else best
+
+    def _size_beside(self, num_decodes: int) -> int:
+        """From _FIRST on, the double of the largest that is known is tried, where it may pass."""
+        sizes = [size for size in self._sizes() if size >= num_decodes + MIN_CHUNK]
+        times = self._beside.of(sizes)
+        if not sizes or not times:
+            return min(sizes, key=lambda size: abs(size - _FIRST), default=self.max_chunk)
+        decode_s, limit = self._decode_s, max(2 * self._decode_s, PAUSE_S)
+        added = {size: max(times[size] - decode_s, times[size] / 100) for size in times}
+        largest = max(times)
+        if 2 * largest in sizes and decode_s + 2 * added[largest] <= limit:
+            return 2 * largest
+        smallest = min(times)
+        if times[smallest] > limit:
+            return smallest // 2 if smallest // 2 in sizes else smallest
+        rates = {
+            size: size / max(times[size], 2 * added[size]) for size in times if times[size] <= limit
+        }
+        return _smallest(rates, _NEARLY)
+
+
+def _smallest(rates: dict[int, float], share: float) -> int:
+    """Of the sizes, the smallest with at least ``share`` of the best rate."""
+    best = max(rates.values())
+    return min(size for size in rates if rates[size] >= share * best)

@@ -15,9 +15,10 @@ from pkvchat.kernels.strategy import Strategy
 from pkvchat.models.causal_lm import CausalLM
 
 from .attention_kernels import AttentionKernels
-from .graph_runner import DecodeGraphs
+from .graph_runner import StepGraphs, padded
 from .in_flight import Sampled
 from .mark import Mark
+from .pace import MIN_CHUNK
 from .scheduler import Schedule
 from .sequence import Sequence
 from .upload import upload
@@ -57,12 +58,22 @@ class ModelRunner:
         self.kv_layers = allocate_kv(model.config.num_layers, num_pages, shape)
         self._kernels = kernels or AttentionKernels()
         self._launched: Mark | None = None  # of the last step
-        longest = -(-model.config.context_length // shape.page_size)
-        self.graphs = (
-            DecodeGraphs(model, shape, self.kv_layers, min(num_pages, longest), notify)
-            if shape.device.type == "cuda"
-            else None
-        )
+        self.graphs: StepGraphs | None = None
+        if shape.device.type == "cuda":
+            most = min(num_pages, -(-model.config.context_length // shape.page_size))
+            prefill = self._kernels.prefill
+            self.graphs = StepGraphs(model, shape, self.kv_layers, most, notify, prefill)
+
+    def room(self, size: int, num_decodes: int) -> tuple[int, int | None]:
+        """How many prompt tokens a step of ``size`` rows has room for beside ``num_decodes`` that
+        decode, and of how many prompts; None is any number.
+
+        Where such a step may have a graph, they are what fits it. Size 0 has no room.
+        """
+        most_rows = self.graphs.most_rows if self.graphs is not None else 0
+        fits = 0 < num_decodes and size <= most_rows
+        tokens = size - (padded(num_decodes) if fits else num_decodes)
+        return max(tokens, min(size, MIN_CHUNK)), 1 if fits else None
 
     @torch.inference_mode()
     def run(self, schedule: Schedule, former: Sampled | None = None) -> StepResult:
@@ -73,18 +84,9 @@ class ModelRunner:
         if self._launched is not None:
             self._launched.wait()  # the host's copies of the inputs are about to be written over
         decision = self._choose(schedule.decodes)
-        strategy = self._strategy(decision.strategy) if decision else None
-        if (
-            self.graphs is not None
-            and decision is not None
-            and strategy is not None
-            and not schedule.prefills
-            and self.graphs.covers(strategy, len(schedule.decodes))
-        ):
-            sequences = schedule.decodes
-            forward = self.graphs.prepare(sequences, strategy, decision.num_splits, former)
-        else:
-            sequences, forward = self._prepare(schedule, decision, former)
+        sequences, forward = self._prepare_graph(schedule, decision, former) or self._prepare(
+            schedule, decision, former
+        )
         self._launched = Mark(self.shape.device)
         return StepResult(forward(), sequences, decision, self._launched)
 
@@ -119,6 +121,24 @@ class ModelRunner:
         )
         at, rows = self._upload(positions), self._upload(logit_rows)
         return sampled, lambda: self.model.forward(token_ids, at, attend, rows)
+
+    def _prepare_graph(
+        self, schedule: Schedule, decision: Decision | None, former: Sampled | None
+    ) -> tuple[list[Sequence], Forward] | None:
+        """What ``_prepare`` does, for a step that may have a CUDA graph; None for others."""
+        graphs, decodes, prompts = self.graphs, schedule.decodes, schedule.prefills
+        strategy = self._strategy(decision.strategy) if decision else None
+        prompt = prompts[0] if prompts else None
+        num_tokens = prompt[1] if prompt else 0
+        if graphs is None or len(prompts) > 1:
+            return None
+        if not graphs.covers(strategy, len(decodes), num_tokens):
+            return None
+        num_splits = decision.num_splits if decision else 1
+        forward = graphs.prepare(decodes, strategy, num_splits, former, prompt)
+        ends = [prompt[0]] if prompt and prompt[0].num_uncached == num_tokens else []
+        sampled = decodes + ends
+        return sampled, lambda: forward()[: len(sampled)]
 
     def copy_page(self, source: int, target: int) -> None:
         copy_pages(self.kv_layers, [source], [target])

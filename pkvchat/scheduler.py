@@ -100,8 +100,11 @@ class Scheduler:
 
     # --- one step -----------------------------------------------------------------------------
 
-    def schedule(self, prefill_budget: int) -> Schedule:
-        """The next step's work, with its pages reserved. prefill_budget: prompt tokens at most."""
+    def schedule(self, prefill_budget: int, max_prompts: int | None = None) -> Schedule:
+        """The next step's work, with its pages reserved.
+
+        prefill_budget: prompt tokens at most. max_prompts: that they are of; None is any number.
+        """
         plan = Schedule()
         running = [seq for seq in self.active() if not seq.full]
         for seq in running:
@@ -113,6 +116,8 @@ class Scheduler:
             count = min(seq.num_uncached, prefill_budget)
             if count == 0 or seq.num_pending:  # one that was preempted must know its tokens
                 break  # in order of arrival: nobody overtakes
+            if len(plan.prefills) == max_prompts:
+                break
             # Room for the whole prompt and one token more, or none: two prompts that each hold half
             # of the pool would wait for each other.
             if not self._reserve(seq, seq.num_tokens + 1, plan):

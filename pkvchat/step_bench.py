@@ -16,7 +16,7 @@ from pkvchat.kernels.progress import Progress
 from pkvchat.kernels.strategy import Strategy
 from pkvchat.kernels.surcharge import StepTimes
 
-from .graph_runner import DecodeGraphs
+from .graph_runner import StepGraphs
 from .sequence import Sequence
 
 STAGE = "timing decode steps"
@@ -32,7 +32,7 @@ class StepBench:
 
     def __init__(
         self,
-        graphs: DecodeGraphs,
+        graphs: StepGraphs,
         strategies: Mapping[str, Strategy],
         costs: CostModel,
         num_pages: int,

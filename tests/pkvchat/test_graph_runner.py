@@ -1,4 +1,4 @@
-"""Decode through CUDA graphs gives the text that it gives without; what the graphs read."""
+"""Steps through CUDA graphs give the text that they give without."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from pkvchat.engine import Engine
-from pkvchat.graph_runner import _Inputs
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.linear import LinearTypes
 from pkvchat.kernels.policy import Decision
@@ -19,7 +18,6 @@ from pkvchat.models.decoder import Decoder
 from pkvchat.models.random_weights import SHAPES, RandomCheckpoint
 from pkvchat.models.weights import WeightReader
 from pkvchat.sampling import SamplingParams
-from pkvchat.sequence import Sequence
 
 CONFIG = replace(
     SHAPES["llama-3-8b"],
@@ -67,7 +65,7 @@ def make_engine(model: Decoder, strategies: tuple[str, ...], **options: Any) -> 
     shape = AttentionShape(8, 2, 64, 16, model.dtype, model.device, kv_dtype)
     engine = Engine(model, shape, Alternating(strategies), **options)
     # Chunks else follow measured times, and half precision's near ties follow the chunks.
-    engine.pace.budget = lambda num_decodes: 64
+    engine.pace.size = lambda num_decodes: 64
     return engine
 
 
@@ -219,7 +217,7 @@ def test_a_full_device_costs_speed_and_not_the_answers():
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
     try:
         engine.submit("b", [5] * 900, SamplingParams(temperature=0.0, max_tokens=4))
-        engine.pace.budget = lambda num_decodes: engine.pace.max_chunk
+        engine.pace.size = lambda num_decodes: engine.pace.max_chunk
         for _ in range(40):
             output = engine.step()
             notices += [line for _, line in output.notices]
@@ -234,30 +232,3 @@ def test_a_full_device_costs_speed_and_not_the_answers():
     while not engine.idle:
         text += engine.step().tokens
     assert len(text) == 20
-
-
-def test_what_a_graph_reads_follows_the_sequences():
-    """Rows come, grow by pages, leave and give their place to others."""
-    inputs = _Inputs(3, 8, torch.device("cpu"))
-    steps = (
-        [("a", 20, [5, 2]), ("b", 33, [7, 1, 3])],
-        [("a", 33, [5, 2, 9]), ("b", 34, [7, 1, 3])],
-        [("b", 35, [7, 1, 3])],
-        [("b", 36, [7, 1, 3]), ("c", 1, [4]), ("d", 16, [5])],
-    )
-    for rows in steps:
-        sequences = [
-            Sequence(name, list(range(100, 100 + length)), num_cached=length - 1, pages=pages)
-            for name, length, pages in rows
-        ]
-        inputs.write(sequences, page_size=16)
-        lengths = [length for _, length, _ in rows] + [0] * (3 - len(rows))
-        assert inputs.batch.lengths == tuple(lengths)
-        assert inputs.batch.seq_lens.tolist() == lengths
-        assert inputs.batch.seq_lens.dtype == torch.int32
-        assert inputs.token_ids.tolist() == [99 + n if n else 0 for n in lengths]
-        assert inputs.positions.tolist() == [max(0, n - 1) for n in lengths]
-        slots = [pages[-1] * 16 + (n - 1) % 16 for _, n, pages in rows] + [0] * (3 - len(rows))
-        assert inputs.batch.slot_mapping.tolist() == slots
-        for row, (_, _, pages) in enumerate(rows):
-            assert inputs.batch.block_table[row, : len(pages)].tolist() == pages
