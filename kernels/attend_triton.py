@@ -32,37 +32,6 @@ def visible_units(length, window, UNIT: tl.constexpr):
 
 
 @triton.jit
-def prefetch_pages(kv_ptr, pages_ptr, begin, end, C: tl.constexpr):
-    """Start bringing up to C.prefetch pages of K and V from token ``begin`` on into the L2 cache.
-
-    L2 is where all multiprocessors agree, so this is right even for a page that the kernel in
-    front is still writing. One thread a page: HND makes a head's page contiguous.
-    """
-    HEAD_PAGE: tl.constexpr = C.page_rows * C.head_dim
-    first = begin // C.page_size
-    count = tl.minimum(tl.cdiv(end, C.page_size) - first, C.prefetch)
-    index = tl.arange(0, C.prefetch)
-    pages = tl.load(pages_ptr + first + index, mask=index < count, other=0).to(tl.int64)
-    address = kv_ptr + pages * (2 * C.num_kv_heads * HEAD_PAGE)
-    size = HEAD_PAGE * (kv_ptr.dtype.element_ty.primitive_bitwidth // 8)
-    for part in tl.static_range(2):
-        tl.inline_asm_elementwise(
-            """{
-            .reg .pred p; .reg .u32 t;
-            mov.u32 t, %tid.x;
-            setp.lt.s32 p, t, $2;
-            @p cp.async.bulk.prefetch.L2.global [$1], $3;
-            mov.u32 $0, 0;
-            }""",
-            "=r,l,r,r",
-            [(address + part * (C.num_kv_heads * HEAD_PAGE)).to(tl.int64), count, size],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@triton.jit
 def attend_piece(
     q_ptr,
     kv_ptr,
@@ -146,8 +115,6 @@ def attend_tokens(
     KV_DTYPE: tl.constexpr = kv_ptr.dtype.element_ty
     WIDTH: tl.constexpr = 4 if QUANTISED else 1  # elements of V loaded as one; see widen
     TILE: tl.constexpr = C.tile  # of a type that tl.range takes
-    if PDL:
-        prefetch_pages(kv_ptr, pages_ptr, begin, end, C)
     groups = tl.arange(0, C.group_pad)
     dims = tl.arange(0, C.dim_pad)
     v_dims = tl.arange(0, C.dim_pad // WIDTH)

@@ -26,14 +26,13 @@ class TileConfig:
     overhead: int = 64  # what starting a segment costs
     min_share: int = 64  # what a program takes at least, so that short rows have few pieces
     padding: int = 4  # percent by which workqueue's shares may grow to have one piece each
-    prefetch: int = 128  # asked for before the kernel in front is done
 
 
 @dataclass(frozen=True)
 class KernelShape:
     """What the kernels are compiled for: one compile-time argument in the place of many.
 
-    unit and tile are in tokens, min_share in units, prefetch in pages.
+    unit and tile are in tokens, min_share in units.
     """
 
     num_kv_heads: int
@@ -47,7 +46,6 @@ class KernelShape:
     min_share: int
     tile: int
     num_stages: int
-    prefetch: int
     has_softcap: bool
 
     @classmethod
@@ -64,7 +62,6 @@ class KernelShape:
             min_share=max(1, config.min_share // config.unit),
             tile=config.tile,
             num_stages=config.num_stages,
-            prefetch=max(1, config.prefetch // shape.page_size),
             has_softcap=has_softcap,
         )
 
