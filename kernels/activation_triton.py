@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .launch_triton import has_dependent_launch
+from .launch_triton import has_dependent_launch, launch
 
 _BLOCK = 512
 
@@ -53,7 +53,9 @@ def gated_triton(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     out = gate_up.new_empty(num_rows, width)
     pdl = has_dependent_launch(out.device)
     if num_rows:
-        _kernel[(num_rows, triton.cdiv(width, _BLOCK))](
+        launch(
+            _kernel,
+            (num_rows, -(-width // _BLOCK)),
             gate_up,
             out,
             WIDTH=width,

@@ -1,17 +1,20 @@
 """What strategies may be given. Each ValueError names the argument, its value and what is allowed.
 
-Shapes are checked before every launch. What the block table and the lengths hold, for which the
-device must be asked, is checked by strategies that are made while PKVCHAT_CHECK_CONTENTS=1 is in
-the environment: the tests and ``--debug`` set it.
+Shapes are checked before every launch, in full where they differ from those before. What the block
+table and the lengths hold, for which the device must be asked, is checked by strategies that are
+made while PKVCHAT_CHECK_CONTENTS=1 is in the environment: the tests and ``--debug`` set it.
 """
 
 from __future__ import annotations
 
 import os
+from typing import TypeAlias
 
 import torch
 
 from .batch import AttentionShape, DecodeBatch, LayerSpec
+
+Facts: TypeAlias = tuple[object, ...]
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _ALIGNMENT = 16  # bytes: of the widest copies
@@ -21,8 +24,53 @@ def contents_wanted() -> bool:
     return os.environ.get("PKVCHAT_CHECK_CONTENTS") == "1"
 
 
-def check_batch(batch: DecodeBatch, num_splits: int, shape: AttentionShape) -> None:
-    """What ``plan`` is given."""
+class ArgumentChecks:
+    """Of one strategy. What is like the last that was right, as most layers are, is right too."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+        self._batch: Facts = ()
+        self._layer: Facts = ()
+
+    def batch(self, batch: DecodeBatch, num_splits: int) -> None:
+        """What ``plan`` is given. Raises ValueError."""
+        table, lengths = batch.block_table, batch.lengths
+        facts: Facts = len(lengths), num_splits > 0, table.stride(), _facts(table)
+        facts += _facts(batch.seq_lens), _facts(batch.slot_mapping)
+        if facts != self._batch:
+            _check_batch(batch, num_splits, self._shape)
+            self._batch = facts
+        capacity = table.shape[1] * self._shape.page_size
+        if min(lengths) < 0 or max(lengths) > capacity:
+            row = next(i for i, length in enumerate(lengths) if not 0 <= length <= capacity)
+            raise ValueError(
+                f"lengths[{row}] is {lengths[row]}: a block table of {table.shape[1]} pages holds "
+                f"0 to {capacity} tokens"
+            )
+
+    def layer(
+        self,
+        q: torch.Tensor,
+        kv_layer: torch.Tensor,
+        out: torch.Tensor,
+        spec: LayerSpec,
+        rows: int,
+    ) -> None:
+        """What ``run`` is given, for a batch of ``rows``. Raises ValueError."""
+        sinks = None if spec.sinks is None else _facts(spec.sinks)
+        facts: Facts = rows, _facts(q), _facts(kv_layer), _facts(out), sinks
+        if facts != self._layer or spec.window < 0 or spec.softcap < 0:
+            _check_layer(q, kv_layer, out, spec, rows, self._shape)
+            self._layer = facts
+
+
+def _facts(x: torch.Tensor) -> Facts:
+    """All that is checked of a tensor."""
+    return x.shape, x.dtype, x.device, x.is_contiguous(), x.data_ptr() % _ALIGNMENT
+
+
+def _check_batch(batch: DecodeBatch, num_splits: int, shape: AttentionShape) -> None:
+    """All but the lengths."""
     rows, table = len(batch), batch.block_table
     if rows == 0:
         raise ValueError("lengths is (): a decode batch has at least one row")
@@ -38,15 +86,9 @@ def check_batch(batch: DecodeBatch, num_splits: int, shape: AttentionShape) -> N
         ("slot_mapping", batch.slot_mapping, torch.int64),
     ):
         _check_tensor(name, vector, shape, dtype, (rows,))
-    for row, length in enumerate(batch.lengths):
-        if not 0 <= length <= table.shape[1] * shape.page_size:
-            raise ValueError(
-                f"lengths[{row}] is {length}: a block table of {table.shape[1]} pages holds 0 to "
-                f"{table.shape[1] * shape.page_size} tokens"
-            )
 
 
-def check_layer(
+def _check_layer(
     q: torch.Tensor,
     kv_layer: torch.Tensor,
     out: torch.Tensor,
@@ -54,7 +96,6 @@ def check_layer(
     rows: int,
     shape: AttentionShape,
 ) -> None:
-    """What ``run`` is given, for a batch of ``rows``."""
     size = (rows, shape.num_qo_heads, shape.head_dim)
     for name, x in (("q", q), ("out", out)):
         if x.dtype not in _FLOATS:

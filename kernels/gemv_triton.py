@@ -17,7 +17,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .activation_triton import gate
-from .launch_triton import has_dependent_launch, multiprocessors
+from .launch_triton import has_dependent_launch, launch, multiprocessors
+from .tile_config import power_of_two
 
 
 @triton.jit
@@ -119,7 +120,7 @@ def gemv_config(weight: torch.Tensor, num_x: int) -> GemvConfig:
         config = GemvConfig(2, 1024, 4) if few else GemvConfig(1, 2048, 4)
     else:
         config = GemvConfig(4, 1024, 4) if few else GemvConfig(2, 4096, 8)
-    block = min(config.block, triton.next_power_of_2(width))
+    block = min(config.block, power_of_two(width))
     return GemvConfig(config.rows, block, max(1, min(config.warps, block // 256)))
 
 
@@ -140,7 +141,9 @@ def gemv(
     rows = out.shape[1]
     config = config or gemv_config(weight, num_x)
     pdl = has_dependent_launch(x.device)
-    gemv_kernel[(triton.cdiv(rows, config.rows),)](
+    launch(
+        gemv_kernel,
+        (-(-rows // config.rows),),
         x,
         out,
         x if bias is None else bias,
@@ -152,7 +155,7 @@ def gemv(
         HAS_BIAS=bias is not None,
         ACTIVATION=activation,
         RAGGED=rows % config.rows != 0,
-        NUM_X=triton.next_power_of_2(num_x),
+        NUM_X=power_of_two(num_x),
         ROWS=config.rows,
         BLOCK=config.block,
         PDL=pdl,

@@ -12,7 +12,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .batch import QUANT_MAX
 from .kv import MIN_MAGNITUDE as _MIN_MAGNITUDE
 from .kv import tokens_per_page
-from .launch_triton import has_dependent_launch
+from .launch_triton import has_dependent_launch, launch
+from .tile_config import power_of_two
 
 MIN_MAGNITUDE = tl.constexpr(_MIN_MAGNITUDE)
 
@@ -99,7 +100,9 @@ def write_kv_triton(
         return
     k, v = _heads_together(k), _heads_together(v)
     pdl = has_dependent_launch(k.device)
-    _kernel[(num_tokens, heads)](
+    launch(
+        _kernel,
+        (num_tokens, heads),
         kv_layer,
         rows,
         k,
@@ -107,7 +110,7 @@ def write_kv_triton(
         k.stride(0),
         v.stride(0),
         HEADS=heads,
-        DIM_BLOCK=triton.next_power_of_2(head_dim),
+        DIM_BLOCK=power_of_two(head_dim),
         PDL=pdl,
         **layer_constants(kv_layer),
         num_warps=1,

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .launch_triton import has_dependent_launch
+from .launch_triton import has_dependent_launch, launch
+from .tile_config import power_of_two
 
 
 @triton.jit
@@ -79,8 +80,10 @@ def _launch(
         return
     if rows.stride(1) != 1:
         rows = rows.contiguous()
-    pdl, block = has_dependent_launch(x.device), triton.next_power_of_2(width)
-    _kernel[(len(rows),)](
+    pdl, block = has_dependent_launch(x.device), power_of_two(width)
+    launch(
+        _kernel,
+        (len(rows),),
         rows,
         rows if residual is None else residual,
         weight,

@@ -12,7 +12,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .kv_triton import layer_constants, store_rows
-from .launch_triton import has_dependent_launch
+from .launch_triton import has_dependent_launch, launch
+from .tile_config import power_of_two
 
 if TYPE_CHECKING:
     from .qkv import HeadNorm, Rotation
@@ -95,7 +96,9 @@ def store_qkv_triton(
     qkv = qkv if qkv.stride()[1:] == (head_dim, 1) else qkv.contiguous()
     cos, sin = (rows, rows) if rotation is None else (part.contiguous() for part in rotation)
     pdl = has_dependent_launch(qkv.device)
-    _kernel[(num_tokens, triton.cdiv(num_heads, _HEADS))](
+    launch(
+        _kernel,
+        (num_tokens, -(-num_heads // _HEADS)),
         qkv,
         cos,
         sin,
@@ -111,7 +114,7 @@ def store_qkv_triton(
         HALF=0 if rotation is None else cos.shape[1],
         HAS_NORM=norm is not None,
         HEAD_BLOCK=_HEADS,
-        DIM_BLOCK=triton.next_power_of_2(head_dim),
+        DIM_BLOCK=power_of_two(head_dim),
         PDL=pdl,
         **layer_constants(kv_layer),
         launch_pdl=pdl,

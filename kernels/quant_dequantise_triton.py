@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch_triton import launch
 from .quant_formats import Planes
 from .quant_tiles_triton import weight_pairs
 
@@ -77,8 +78,10 @@ def lookup_rows(planes: Planes, ids: torch.Tensor, out: torch.Tensor) -> None:
 def _launch(planes: Planes, out: torch.Tensor, ids: torch.Tensor | None, first: int) -> None:
     kind, num_rows = planes.type, out.shape[0]
     rows = 16 if num_rows >= 16 else 1
-    grid = (triton.cdiv(num_rows, rows), triton.cdiv(planes.low.shape[1], 4 * _UNITS))
-    dequantise_kernel[grid](
+    grid = (-(-num_rows // rows), -(-planes.low.shape[1] // (4 * _UNITS)))
+    launch(
+        dequantise_kernel,
+        grid,
         out,
         out if ids is None else ids,
         *planes.tensors(),

@@ -21,9 +21,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .activation_triton import gate
-from .launch_triton import has_dependent_launch, has_wgmma, multiprocessors
+from .launch_triton import has_dependent_launch, has_wgmma, launch, multiprocessors
 from .quant_formats import Planes
 from .quant_tiles_triton import weight_pairs
+from .tile_config import power_of_two
 
 
 # Alignment: see quant_gemv_triton. The rest varies from step to step and must not recompile.
@@ -187,11 +188,11 @@ def gemm_config(planes: Planes, num_rows: int) -> GemmConfig:
         warps = 4 if planes.type.high_bits else 8
         config, programs_per_sm = GemmConfig(rows=128, x_rows=64, warps=warps), 2
     elif num_rows > 8:
-        x_rows = max(16, triton.next_power_of_2(num_rows))
+        x_rows = max(16, power_of_two(num_rows))
         config, programs_per_sm = GemmConfig(rows=64, x_rows=x_rows), 7
     else:
         config, programs_per_sm = GemmConfig(rows=32, x_rows=8, warps=2), 16
-    tiles = triton.cdiv(planes.rows, config.rows)
+    tiles = -(-planes.rows // config.rows)
     if num_rows <= 8 and tiles > 4 * sms:
         return config
     parts = max(1, programs_per_sm * sms // tiles)
@@ -213,14 +214,16 @@ def gemm(
     """
     kind, (num_rows, width) = planes.type, x.shape
     row_units = width // kind.unit
-    part_units = triton.cdiv(row_units, 4 * config.parts) * 4
-    parts = triton.cdiv(row_units, part_units)
+    part_units = -(-row_units // (4 * config.parts)) * 4
+    parts = -(-row_units // part_units)
     split, pdl = parts > 1 or activation != "", has_dependent_launch(x.device)
     target = out
     if split:
         target = x.new_empty(parts, num_rows, planes.rows, dtype=torch.float32)
-    grid = (triton.cdiv(planes.rows, config.rows), triton.cdiv(num_rows, config.x_rows), parts)
-    gemm_kernel[grid](
+    grid = (-(-planes.rows // config.rows), -(-num_rows // config.x_rows), parts)
+    launch(
+        gemm_kernel,
+        grid,
         x,
         target,
         x if bias is None else bias,
@@ -247,7 +250,9 @@ def gemm(
         launch_pdl=pdl,
     )
     if split:
-        _sum_parts_kernel[(triton.cdiv(out.shape[1], 512), num_rows)](
+        launch(
+            _sum_parts_kernel,
+            (-(-out.shape[1] // 512), num_rows),
             target,
             out,
             x if bias is None else bias,

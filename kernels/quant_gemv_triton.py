@@ -16,9 +16,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .gemv_triton import own_rows, store_rows
-from .launch_triton import has_dependent_launch, multiprocessors
+from .launch_triton import has_dependent_launch, launch, multiprocessors
 from .quant_formats import Planes
 from .quant_tiles_triton import field, field_at, group_scales, split_pairs, split_words
+from .tile_config import power_of_two
 
 
 @triton.jit
@@ -157,7 +158,7 @@ def gemv_config(planes: Planes) -> GemvConfig:
         warps = 2
     else:
         warps = 4
-    warps = min(warps, triton.next_power_of_2(triton.cdiv(units, 32)))
+    warps = min(warps, power_of_two(-(-units // 32)))
     return GemvConfig(rows=4 if wide or planes.rows < 16 * sms else 8, warps=warps)
 
 
@@ -179,7 +180,9 @@ def gemv(
         config = replace(config, rows=max(1, config.rows // 2))
     kind, num_x = planes.type, x.shape[0]
     pdl = has_dependent_launch(x.device)
-    gemv_kernel[(triton.cdiv(rows, config.rows),)](
+    launch(
+        gemv_kernel,
+        (-(-rows // config.rows),),
         x,
         out,
         x if bias is None else bias,
@@ -194,7 +197,7 @@ def gemv(
         HAS_BIAS=bias is not None,
         ACTIVATION=activation,
         RAGGED=rows % config.rows != 0,
-        NUM_X=triton.next_power_of_2(num_x),
+        NUM_X=power_of_two(num_x),
         ROWS=config.rows,
         UNITS=32 * config.warps,
         PDL=pdl,

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .launch_triton import has_dependent_launch
+from .launch_triton import has_dependent_launch, launch
+from .tile_config import power_of_two
 
 
 @triton.jit
@@ -55,7 +56,9 @@ def apply_rope_triton(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
     if not num_rows:
         return out
     pdl, head_block = has_dependent_launch(x.device), 8
-    _kernel[(num_rows, triton.cdiv(heads, head_block))](
+    launch(
+        _kernel,
+        (num_rows, -(-heads // head_block)),
         x if x.stride(2) == 1 else x.contiguous(),
         cos.contiguous(),
         sin.contiguous(),
@@ -66,7 +69,7 @@ def apply_rope_triton(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
         HEAD_DIM=head_dim,
         HALF=cos.shape[1],
         HEAD_BLOCK=head_block,
-        DIM_BLOCK=triton.next_power_of_2(head_dim),
+        DIM_BLOCK=power_of_two(head_dim),
         PDL=pdl,
         launch_pdl=pdl,
     )

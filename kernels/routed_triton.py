@@ -12,8 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch_triton import launch
 from .quant_formats import Planes
 from .quant_tiles_triton import weight_pairs
+from .tile_config import power_of_two
 
 _ROWS = 4  # of a matrix, per program
 _BLOCK = 512  # weights of a row that are loaded at once
@@ -117,7 +119,9 @@ def routed_dense(
     contiguous; out: [N * k, rows], any row stride.
     """
     _, rows, width = weight.shape
-    dense_kernel[(triton.cdiv(rows, _ROWS), chosen.numel())](
+    launch(
+        dense_kernel,
+        (-(-rows // _ROWS), chosen.numel()),
         x,
         out,
         chosen,
@@ -127,7 +131,7 @@ def routed_dense(
         PER_X=chosen.shape[1],
         WIDTH=width,
         ROWS=_ROWS,
-        BLOCK=min(_BLOCK, triton.next_power_of_2(width)),
+        BLOCK=min(_BLOCK, power_of_two(width)),
     )
 
 
@@ -136,8 +140,10 @@ def routed_quantised(
 ) -> None:
     """planes: of all experts, one above the other. The rest: see ``routed_dense``."""
     kind, rows = planes.type, out.shape[1]
-    units = triton.next_power_of_2(planes.in_features // kind.unit)
-    quantised_kernel[(triton.cdiv(rows, _ROWS), chosen.numel())](
+    units = power_of_two(planes.in_features // kind.unit)
+    launch(
+        quantised_kernel,
+        (-(-rows // _ROWS), chosen.numel()),
         x,
         out,
         chosen,
