@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from .attend_triton import visible_units
+from .launch_triton import launch
 
 MAX_BATCH = 1024
 _BLOCK_ROWS = 128
@@ -179,7 +180,9 @@ def plan_shares(
     a second piece costs.
     """
     num_programs = plan.starts.shape[0]
-    _plan_kernel[(triton.cdiv(num_programs, _BLOCK_PROGRAMS),)](
+    launch(
+        _plan_kernel,
+        (-(-num_programs // _BLOCK_PROGRAMS),),
         seq_lens,
         plan.starts,
         plan.row_cost,

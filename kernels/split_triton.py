@@ -16,6 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .attend_triton import attend_piece, visible_units
 from .batch import AttentionShape, DecodeBatch, LayerSpec
+from .launch_triton import BoundKernel
 from .merge_triton import MERGE_WARPS, MergeBlock, merge_states
 from .tile_config import TileConfig
 from .triton_strategy import TritonStrategy
@@ -115,7 +116,10 @@ class SplitTriton(TritonStrategy):
     def __init__(self, shape: AttentionShape, config: TileConfig | None = None) -> None:
         super().__init__(shape, config)
         self._num_splits = torch.ones(1, dtype=torch.int32, device=shape.device)
+        self._written = 1  # what it holds
         self._overlap = False
+        self._attends: dict[tuple[LayerSpec, bool], BoundKernel] = {}
+        self._merges: dict[tuple[LayerSpec, int], tuple[BoundKernel, tuple[int, ...]]] = {}
 
     def max_splits(self, batch_size: int) -> int:
         """The grid's width: splits enough for two programs where workqueue has one."""
@@ -124,47 +128,58 @@ class SplitTriton(TritonStrategy):
 
     def _plan(self, batch: DecodeBatch, num_splits: int) -> None:
         """Take num_splits, or as many as the grid is wide; nothing else depends on the host."""
-        self._num_splits.fill_(num_splits)
+        if num_splits != self._written:
+            self._num_splits.fill_(num_splits)
+            self._written = num_splits
         self._overlap = False
 
     def _run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
     ) -> None:
-        shape, config, batch = self.shape, self.config, self._batch
+        batch = self._batch
         assert batch is not None, "plan() comes first"
-        # The kernel reads num_splits before it waits for the kernel in front of it, so the
-        # first layer may not overlap plan's write.
-        overlap, self._overlap = self._overlap, config.pdl
-        max_splits, compiled = self.max_splits(len(batch)), self._compiled(spec)
-        _attend_kernel[(shape.num_kv_heads, len(batch), max_splits)](
-            q,
-            kv_layer,
-            spec.sinks,
-            out,
-            self._states,
-            batch.block_table,
-            batch.block_table.stride(0),
-            batch.seq_lens,
-            self._num_splits,
-            spec.window,
-            spec.scale,
-            spec.softcap,
-            C=compiled,
+        # The kernel reads num_splits and the lengths before it waits for the kernel in front of
+        # it, so the first layer may not overlap what writes them.
+        overlap, self._overlap = self._overlap, self.config.pdl
+        rows = len(batch)
+        if (spec, overlap) not in self._attends:
+            self._attends[spec, overlap] = self._bind_attend(spec, overlap)
+        if (spec, rows) not in self._merges:
+            self._merges[spec, rows] = self._bind_merge(spec, rows)
+        attend, (merge, merge_grid) = self._attends[spec, overlap], self._merges[spec, rows]
+        table, lens = batch.block_table, batch.seq_lens
+        grid = (self.shape.num_kv_heads, rows, self.max_splits(rows))
+        attend(grid, q, kv_layer, spec.sinks, out, table, table.stride(0), lens)
+        merge(merge_grid, out, lens)
+
+    def _bind_attend(self, spec: LayerSpec, overlap: bool) -> BoundKernel:
+        return BoundKernel(
+            _attend_kernel,
+            states=self._states,
+            num_splits_ptr=self._num_splits,
+            window=spec.window,
+            scale=spec.scale,
+            softcap=spec.softcap,
+            C=self._compiled(spec),
             PDL=overlap,
-            num_warps=config.num_warps,
+            num_warps=self.config.num_warps,
             launch_pdl=overlap,
         )
+
+    def _bind_merge(self, spec: LayerSpec, rows: int) -> tuple[BoundKernel, tuple[int, ...]]:
+        """And its grid."""
+        shape, max_splits = self.shape, self.max_splits(rows)
         block = MergeBlock.of(shape, max_splits / 2)
-        _merge_kernel[block.grid(shape, len(batch))](
-            out,
-            self._states,
-            batch.seq_lens,
-            self._num_splits,
-            spec.window,
-            max_splits,
-            C=compiled,
+        merge = BoundKernel(
+            _merge_kernel,
+            states=self._states,
+            num_splits_ptr=self._num_splits,
+            window=spec.window,
+            max_splits=max_splits,
+            C=self._compiled(spec),
             BLOCK=block,
-            PDL=config.pdl,
+            PDL=self.config.pdl,
             num_warps=MERGE_WARPS,
-            launch_pdl=config.pdl,
+            launch_pdl=self.config.pdl,
         )
+        return merge, block.grid(shape, rows)

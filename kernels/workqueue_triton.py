@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .attend_triton import attend_piece, visible_units
 from .batch import AttentionShape, DecodeBatch, LayerSpec
+from .launch_triton import BoundKernel
 from .merge_triton import MERGE_WARPS, MergeBlock, merge_states
 from .planner_triton import MAX_BATCH, Plan, plan_shares, segment_cost
 from .tile_config import TileConfig
@@ -132,6 +133,8 @@ class WorkqueueTriton(TritonStrategy):
         super().__init__(shape, config)
         self._plans: dict[int, Plan] = {}  # by window
         self._planned: set[int] = set()  # windows planned for this batch
+        self._attends: dict[tuple[LayerSpec, bool], BoundKernel] = {}
+        self._merges: dict[tuple[LayerSpec, int], tuple[BoundKernel, tuple[int, ...]]] = {}
 
     def _plan(self, batch: DecodeBatch, num_splits: int) -> None:
         """Each window is planned on the device at its first layer."""
@@ -160,44 +163,54 @@ class WorkqueueTriton(TritonStrategy):
     def _run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
     ) -> None:
-        shape, config, batch = self.shape, self.config, self._batch
+        batch = self._batch
         assert batch is not None, "plan() comes first"
         # The kernel reads the plan before it waits for the kernel in front of it, so it may not
         # overlap the planner.
-        overlap = config.pdl and spec.window in self._planned
-        plan, compiled = self._plan_for(batch, spec.window), self._compiled(spec)
-        _attend_kernel[(config.num_programs,)](
-            q,
-            kv_layer,
-            spec.sinks,
-            out,
-            self._states,
-            batch.block_table,
-            batch.block_table.stride(0),
-            batch.seq_lens,
-            plan.starts,
-            plan.share,
-            len(batch),
-            spec.window,
-            spec.scale,
-            spec.softcap,
-            C=compiled,
+        overlap = self.config.pdl and spec.window in self._planned
+        plan, rows = self._plan_for(batch, spec.window), len(batch)
+        if (spec, overlap) not in self._attends:
+            self._attends[spec, overlap] = self._bind_attend(spec, overlap, plan)
+        if (spec, rows) not in self._merges:
+            self._merges[spec, rows] = self._bind_merge(spec, rows, plan)
+        attend, (merge, merge_grid) = self._attends[spec, overlap], self._merges[spec, rows]
+        table, lens = batch.block_table, batch.seq_lens
+        grid = (self.config.num_programs,)
+        attend(grid, q, kv_layer, spec.sinks, out, table, table.stride(0), lens, rows)
+        merge(merge_grid, out, lens)
+
+    def _bind_attend(self, spec: LayerSpec, overlap: bool, plan: Plan) -> BoundKernel:
+        return BoundKernel(
+            _attend_kernel,
+            states=self._states,
+            starts_ptr=plan.starts,
+            share_ptr=plan.share,
+            window=spec.window,
+            scale=spec.scale,
+            softcap=spec.softcap,
+            C=self._compiled(spec),
             PDL=overlap,
-            num_warps=config.num_warps,
+            num_warps=self.config.num_warps,
             launch_pdl=overlap,
         )
-        block = MergeBlock.of(shape, config.num_programs / (len(batch) * shape.num_kv_heads))
-        _merge_kernel[block.grid(shape, len(batch))](
-            out,
-            self._states,
-            batch.seq_lens,
-            plan.row_cost,
-            plan.share,
-            spec.window,
-            config.num_programs,
-            C=compiled,
+
+    def _bind_merge(
+        self, spec: LayerSpec, rows: int, plan: Plan
+    ) -> tuple[BoundKernel, tuple[int, ...]]:
+        """And its grid."""
+        shape, config = self.shape, self.config
+        block = MergeBlock.of(shape, config.num_programs / (rows * shape.num_kv_heads))
+        merge = BoundKernel(
+            _merge_kernel,
+            states=self._states,
+            row_cost_ptr=plan.row_cost,
+            share_ptr=plan.share,
+            window=spec.window,
+            num_programs=config.num_programs,
+            C=self._compiled(spec),
             BLOCK=block,
             PDL=config.pdl,
             num_warps=MERGE_WARPS,
             launch_pdl=config.pdl,
         )
+        return merge, block.grid(shape, rows)
