@@ -230,6 +230,7 @@ class Engine:
             began,
             result.launched,
             Mark(self.device),
+            result.usual,
         )
 
     def _make_do(self, output: StepOutput) -> None:
@@ -257,8 +258,9 @@ class Engine:
     def _collect(self, step: InFlight, output: StepOutput) -> None:
         """Wait for a step, and hand out what came of it for answers that are still under way."""
         step.done.wait()
-        # Without the time that the host took before it: a graph may have been captured in that.
-        self.pace.learn(len(step.lengths), step.num_prefill, step.step_s - step.idle_s)
+        # While the device waited for the host, a graph may have been captured.
+        usual_s = step.step_s - step.idle_s if step.usual else None
+        self.pace.learn(len(step.lengths), step.num_prefill, step.step_s, usual_s)
         if step.decision is not None:
             if not step.num_prefill:
                 self.runner.policy.observe(step.lengths, step.decision, step.step_s * 1e6)

@@ -94,6 +94,10 @@ class StepGraphs:
         """Whether a step of so many decode rows and tokens of one prompt may have a graph."""
         return self._kind(strategy, num_rows, num_tokens) is not None
 
+    def is_new(self, strategy: Strategy | None, num_rows: int, num_tokens: int = 0) -> bool:
+        """Whether a step that is covered would be the first of its kind."""
+        return self._kind(strategy, num_rows, num_tokens) not in self._seen
+
     def clear(self) -> None:
         """Give all memory back; nothing is captured any more."""
         self._most_rows = 0

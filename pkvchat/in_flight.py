@@ -47,6 +47,7 @@ class InFlight:
     lengths: of the decode rows. num_prefill: tokens of prompts beside them.
     began: from where its time counts: the end of the step before, if that was still running.
     launched: its inputs are on the device, and the host may write over its copies.
+    usual: it is not the first of its kind, which took longer.
     """
 
     sampled: Sampled
@@ -59,6 +60,7 @@ class InFlight:
     began: Mark
     launched: Mark
     done: Mark
+    usual: bool
 
     def still_wants(self, seq: Sequence) -> bool:
         """The answer that this step worked for is still under way."""

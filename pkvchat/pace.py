@@ -13,30 +13,27 @@ MIN_CHUNK = 16  # tokens
 PAUSE_S = 0.05
 _FIRST = 64  # rows beside answers, before anything is known
 _NEARLY = 0.75  # of the best speed, beside answers
-_NEARLY_ALONE = 0.97
-_FORGET = 0.995  # what is left of a size's time with each step of another: it is tried again
+_SAME = 0.97
+_VALID = 500  # steps with a prompt, for which a size's time holds: then it is tried again
+_REFRESH = 8  # steps beside answers, after which one without a prompt tells how long those take
 
 
 class StepTimes:
-    """Seconds that steps of each size took the last time.
-
-    The first step of a size tells nothing: kernels are loaded in it that later ones find.
-    """
+    """Seconds that a step of each size took the last time."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
-        self._tried: set[int] = set()
+        self._learned: dict[int, int] = {}  # at which step
+        self._steps = 0
 
     def learn(self, size: int, seconds: float) -> None:
-        for other in self._seconds:
-            self._seconds[other] *= _FORGET
-        if size in self._tried:
-            self._seconds[size] = seconds
-        self._tried.add(size)
+        self._steps += 1
+        self._seconds[size], self._learned[size] = seconds, self._steps
 
     def of(self, sizes: list[int]) -> dict[int, float]:
         """Those of ``sizes`` that are known."""
-        return {size: self._seconds[size] for size in sizes if size in self._seconds}
+        known = [size for size in sizes if self._steps - self._learned.get(size, -_VALID) < _VALID]
+        return {size: self._seconds[size] for size in known}
 
 
 class PrefillPace:
@@ -48,6 +45,7 @@ class PrefillPace:
         self._decode_s = 0.0  # a step without a prompt
         self._beside, self._alone = StepTimes(), StepTimes()
         self._owed_s = 0.0  # how much longer than twice as long answers have waited
+        self._granted = _REFRESH  # steps beside answers since one without a prompt
 
     def size(self, num_decodes: int) -> int:
         """Rows of the next step if it reads a prompt, those that decode among them; 0: it may not.
@@ -57,22 +55,31 @@ class PrefillPace:
         if not num_decodes:
             self._owed_s = 0.0
             return self._size_alone()
-        if self._owed_s > 0:
-            self._owed_s -= self._decode_s
+        if self._owed_s > 0 or self._granted == _REFRESH:
+            self._owed_s = max(0.0, self._owed_s - self._decode_s)
+            self._granted = 0
             return 0
+        self._granted += 1
         return self._size_beside(num_decodes)
 
-    def learn(self, num_decodes: int, num_prefill: int, step_s: float) -> None:
-        """A step of so many decode rows and prompt tokens took ``step_s``."""
-        if not num_prefill:
-            self._decode_s = step_s
-            return
-        if num_decodes and self._decode_s:
+    def learn(
+        self, num_decodes: int, num_prefill: int, step_s: float, usual_s: float | None
+    ) -> None:
+        """A step of so many decode rows and prompt tokens took ``step_s``.
+
+        usual_s: that such steps will take; None where this one does not tell.
+        """
+        if num_prefill and num_decodes and self._decode_s:
             self._owed_s += max(0.0, step_s - 2 * self._decode_s)
+        if not num_prefill:
+            self._decode_s = usual_s or self._decode_s or step_s
+            return
+        if usual_s is None:
+            return
         rows = num_decodes + num_prefill
         size = min((size for size in self._sizes() if size >= rows), default=0)
         if 4 * rows >= 3 * size > 0:  # others say little of their size
-            (self._beside if num_decodes else self._alone).learn(size, step_s)
+            (self._beside if num_decodes else self._alone).learn(size, usual_s)
 
     def _sizes(self) -> list[int]:
         """From the largest on, each half of the one before."""
@@ -87,7 +94,7 @@ class PrefillPace:
         times = self._alone.of(sizes)
         if not times:
             return self.max_chunk
-        best = _smallest({size: size / times[size] for size in times}, _NEARLY_ALONE)
+        best = max(_near_best({size: size / times[size] for size in times}, _SAME))
         half = best // 2
         return half if half in sizes and half not in times else best
 
@@ -108,10 +115,10 @@ class PrefillPace:
         rates = {
             size: size / max(times[size], 2 * added[size]) for size in times if times[size] <= limit
         }
-        return _smallest(rates, _NEARLY)
+        return min(_near_best(rates, _NEARLY))
 
 
-def _smallest(rates: dict[int, float], share: float) -> int:
-    """Of the sizes, the smallest with at least ``share`` of the best rate."""
+def _near_best(rates: dict[int, float], share: float) -> list[int]:
+    """The sizes with at least ``share`` of the best rate."""
     best = max(rates.values())
-    return min(size for size in rates if rates[size] >= share * best)
+    return [size for size in rates if rates[size] >= share * best]

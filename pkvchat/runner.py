@@ -23,20 +23,23 @@ from .scheduler import Schedule
 from .sequence import Sequence
 from .upload import upload
 
-Forward = Callable[[], torch.Tensor]  # enqueues the model's work; returns the logits
+# A step's inputs on the device: whose logits will be there, what enqueues the model's work and
+# returns them, and see InFlight.usual.
+_Prepared = tuple[list[Sequence], Callable[[], torch.Tensor], bool]
 
 
 @dataclass
 class StepResult:
     """logits: [R, vocab_size] float32, a row for each of ``sequences``; decision: for the decodes.
 
-    launched: see InFlight.
+    launched, usual: see InFlight.
     """
 
     logits: torch.Tensor
     sequences: list[Sequence]
     decision: Decision | None
     launched: Mark
+    usual: bool
 
 
 class ModelRunner:
@@ -71,7 +74,7 @@ class ModelRunner:
         Where such a step may have a graph, they are what fits it. Size 0 has no room.
         """
         most_rows = self.graphs.most_rows if self.graphs is not None else 0
-        fits = 0 < num_decodes and size <= most_rows
+        fits = num_decodes > 0 and size <= most_rows
         tokens = size - (padded(num_decodes) if fits else num_decodes)
         return max(tokens, min(size, MIN_CHUNK)), 1 if fits else None
 
@@ -84,16 +87,16 @@ class ModelRunner:
         if self._launched is not None:
             self._launched.wait()  # the host's copies of the inputs are about to be written over
         decision = self._choose(schedule.decodes)
-        sequences, forward = self._prepare_graph(schedule, decision, former) or self._prepare(
+        sequences, forward, usual = self._prepare_graph(
             schedule, decision, former
-        )
+        ) or self._prepare(schedule, decision, former)
         self._launched = Mark(self.shape.device)
-        return StepResult(forward(), sequences, decision, self._launched)
+        return StepResult(forward(), sequences, decision, self._launched, usual)
 
     def _prepare(
         self, schedule: Schedule, decision: Decision | None, former: Sampled | None
-    ) -> tuple[list[Sequence], Forward]:
-        """Bring the step's inputs to the device: who gets a token, and what computes the logits."""
+    ) -> _Prepared:
+        """Bring the step's inputs to the device."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -120,11 +123,11 @@ class ModelRunner:
             *self._kernels.planned([self._chunk(seq, count) for seq, count in schedule.prefills]),
         )
         at, rows = self._upload(positions), self._upload(logit_rows)
-        return sampled, lambda: self.model.forward(token_ids, at, attend, rows)
+        return sampled, lambda: self.model.forward(token_ids, at, attend, rows), True
 
     def _prepare_graph(
         self, schedule: Schedule, decision: Decision | None, former: Sampled | None
-    ) -> tuple[list[Sequence], Forward] | None:
+    ) -> _Prepared | None:
         """What ``_prepare`` does, for a step that may have a CUDA graph; None for others."""
         graphs, decodes, prompts = self.graphs, schedule.decodes, schedule.prefills
         strategy = self._strategy(decision.strategy) if decision else None
@@ -134,11 +137,12 @@ class ModelRunner:
             return None
         if not graphs.covers(strategy, len(decodes), num_tokens):
             return None
+        usual = not graphs.is_new(strategy, len(decodes), num_tokens)
         num_splits = decision.num_splits if decision else 1
         forward = graphs.prepare(decodes, strategy, num_splits, former, prompt)
         ends = [prompt[0]] if prompt and prompt[0].num_uncached == num_tokens else []
         sampled = decodes + ends
-        return sampled, lambda: forward()[: len(sampled)]
+        return sampled, lambda: forward()[: len(sampled)], usual
 
     def copy_page(self, source: int, target: int) -> None:
         copy_pages(self.kv_layers, [source], [target])

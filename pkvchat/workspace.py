@@ -1,14 +1,17 @@
 """What a model's steps take of a device beside weights and KV: measured, by running some.
 
-It also compiles most of the kernels that a first answer would otherwise wait for.
+It also compiles the kernels that answers would otherwise wait for.
 """
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from pkvchat.kernels.batch import AttentionShape, DecodeBatch, PrefillChunk
 from pkvchat.kernels.kv import allocate_kv
+from pkvchat.kernels.qkv import HeadNorm, Rotation
 from pkvchat.kernels.step import StepAttention
 from pkvchat.kernels.strategy import Strategy
 from pkvchat.models.causal_lm import CausalLM
@@ -17,6 +20,7 @@ from .attention_kernels import AttentionKernels
 
 CHUNKS = (4096, 2048, 1024, 512, 256, 128)  # prompt tokens in a step, the most to choose first
 CHUNK_PART = 10  # of the free memory, that reading one may take
+_ROWS = (1, 2, 4, 8, 16, 32, 64, CHUNKS[-1])  # between two of them, products have one kernel
 
 
 class Workspace:
@@ -27,6 +31,14 @@ class Workspace:
     ) -> None:
         self.model, self.shape, self.kernels, self.context = model, shape, kernels, context
         self._kv_layers = allocate_kv(model.config.num_layers, 1, shape)
+
+    def compile(self) -> None:
+        """Compile what multiplies any number of rows; kernels once compiled are found on disk.
+
+        The compiler works in several threads. Raises torch.OutOfMemoryError.
+        """
+        with ThreadPoolExecutor(len(_ROWS)) as pool:
+            list(pool.map(self._multiply, _ROWS))
 
     def choose_chunk(self, free: int) -> tuple[int, int]:
         """The largest of CHUNKS that leaves enough of ``free`` bytes, and the bytes that it takes.
@@ -55,6 +67,23 @@ class Workspace:
         batch = DecodeBatch(self._zeros(1, torch.int32)[None], one, self._zeros(1), (1,))
         strategy.plan(batch, 1)
         return self._run(1, batch, strategy, [])
+
+    @torch.inference_mode()
+    def _multiply(self, num_rows: int) -> None:
+        """Run the model without attention, whose plans no two threads could share."""
+        num_heads = self.shape.num_qo_heads
+
+        def attend(
+            layer: int,  # noqa: ARG001
+            qkv: torch.Tensor,
+            rotation: Rotation | None,  # noqa: ARG001
+            norm: HeadNorm | None,  # noqa: ARG001
+        ) -> torch.Tensor:
+            return qkv[:, :num_heads].contiguous()
+
+        torch.cuda.set_device(self.shape.device)  # each thread has its own
+        ids = self._zeros(num_rows)
+        self.model.forward(ids, ids, attend, torch.arange(num_rows, device=self.shape.device))
 
     @torch.inference_mode()
     def _run(

@@ -259,14 +259,17 @@ def test_a_record_for_every_decode_step(make_engine: MakeEngine) -> None:
     engine.submit("a", PROMPTS["a"], GREEDY)
     assert engine.step().record is None  # the prompt
     engine.submit("c", PROMPTS["c"], GREEDY)
+    alone = engine.step()  # shows how long it takes with nothing beside it
+    assert alone.record is not None
+    assert (alone.record.step, alone.prefilled) == (1, [])
     mixed = engine.step()
     assert mixed.record is not None
-    assert (mixed.record.step, mixed.record.batch, mixed.record.seq_lens) == (1, 1, (6,))
+    assert (mixed.record.step, mixed.record.batch, mixed.record.seq_lens) == (2, 1, (7,))
     assert mixed.prefilled == [("c", 16, 16)]
     record = engine.step().record
     assert record is not None
-    assert (record.step, record.strategy, record.batch) == (2, "workqueue", 2)
-    assert record.seq_lens == (7, 17)
+    assert (record.step, record.strategy, record.batch) == (3, "workqueue", 2)
+    assert record.seq_lens == (8, 17)
     assert (record.pages_used, record.pages_total) == (3, 63)
     assert record.reason
     assert record.step_ms > 0
