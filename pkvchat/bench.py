@@ -59,6 +59,11 @@ class Case:
         return self.depth + 1 + max(self.prompt, self.new) + 1
 
     @property
+    def flag(self) -> str:
+        """The one that most of its tokens come from."""
+        return max((self.depth, "-d"), (self.prompt, "-p"), (self.new, "-n"))[1]
+
+    @property
     def mean_length(self) -> float:
         """Tokens of a sequence that a decode step reads, over all steps."""
         return self.depth + 1 + (self.new - 1) / 2
@@ -137,10 +142,12 @@ def _rows(
     weights: RandomWeights | None,
     progress: ProgressLine,
 ) -> Iterator[Row]:
-    context = max(case.context for case in cases)
+    longest = max(cases, key=lambda case: case.context)
+    context = longest.context
+    options = replace(options, context=context, context_flag=longest.flag, policy=policies[0])
     with startup_errors():
         bandwidth = read_bandwidth(prepare(options))  # before the KV cache takes the memory
-        subject = start(replace(options, context=context, policy=policies[0]), weights, progress)
+        subject = start(options, weights, progress)
         made = {name: subject.make_policy(name) for name in policies}
     engine = subject.engine
     check_room(engine, context, max(batches))

@@ -36,5 +36,5 @@ def startup_errors() -> Iterator[None]:
             raise
         raise ChatError(
             "this machine has too little memory left: end other programs, or take a smaller "
-            "model, -c or --kv-memory"
+            "model, context or --kv-memory"
         ) from error

@@ -95,13 +95,14 @@ def size_cache(
     asked_context: int,
     kv_memory: int | None,
     workspace: int = 0,
+    context_flag: str = "-c",
 ) -> tuple[int, int, str]:
     """How many pages, the scratch page among them, and the context they allow.
 
     context: the model's limit in tokens; asked_context: the user's, 0 for none; kv_memory: the
-    user's bytes, None to size from what is free; workspace: bytes that a step takes. Returns
-    (num_pages, context, note), the note "" or one line about a context that had to be smaller.
-    Raises ValueError where too little is left.
+    user's bytes, None to size from what is free; workspace: bytes that a step takes; context_flag:
+    where asked_context comes from. Returns (num_pages, context, note), the note "" or one line
+    about a context that had to be smaller. Raises ValueError where too little is left.
     """
     per_page = page_bytes(num_layers, shape)
     wanted = asked_context or context
@@ -120,7 +121,9 @@ def size_cache(
     if asked_context:
         need = (-(-asked_context // shape.page_size) + 1) * per_page
         more = f", or give --kv-memory {human(need)}" if need <= free_memory(shape.device) else ""
-        raise ValueError(f"{room}, fewer than the {asked_context} of -c: lower -c{more}")
+        raise ValueError(
+            f"{room}, fewer than the {asked_context} of {context_flag}: lower {context_flag}{more}"
+        )
     return num_pages, fits, f"{room}: the context is {fits} instead of the model's {context}"
 
 

@@ -16,7 +16,8 @@ class EngineOptions:
     """model: a catalogue name or a path; None means the default model.
 
     device: "auto", "cpu", "cuda" or "cuda:N". dtype: "auto", "f32", "f16" or "bf16".
-    context: tokens per chat at most; 0 means the model's own limit.
+    context: tokens per chat at most; 0 means the model's own limit. context_flag: what it comes
+        from, to be named where it is too much.
     kv_memory: bytes for the KV cache; None sizes it from what is free.
     memory_limit: bytes of a GPU that may be used in all; None is all that is free.
     cache_type_k, cache_type_v: of the KV cache, a name in CACHE_TYPES, the same for both; "auto" is
@@ -29,6 +30,7 @@ class EngineOptions:
     device: str = "auto"
     dtype: str = "auto"
     context: int = 0
+    context_flag: str = "-c"
     page_size: int = 16
     kv_memory: int | None = None
     memory_limit: int | None = None

@@ -138,8 +138,14 @@ def build_engine(
     sizes = config.num_layers, shape
     room = largest_context(*sizes, options.kv_memory, workspace)
     num_pages, context, note = size_cache(
-        *sizes, config.context_length, options.context, options.kv_memory, workspace
+        *sizes,
+        config.context_length,
+        options.context,
+        options.kv_memory,
+        workspace,
+        options.context_flag,
     )
+    asked_by = options.context_flag if options.context else ""
     windows = [spec.window for spec in model.layer_specs if spec.window]
     steps: list[StepTimes] = []
 
@@ -156,7 +162,7 @@ def build_engine(
                 policy,
                 num_pages,
                 context,
-                limited_by="--kv-memory" if note else "-c" if options.context else "",
+                limited_by="--kv-memory" if note else asked_by,
                 max_chunk=chunk,
                 kernels=kernels,
             )
@@ -208,12 +214,13 @@ def measure_workspace(
     try:
         context = options.context or model.config.context_length
         workspace = Workspace(model, shape, kernels, context)
+        workspace.compile()
         chunk, nbytes = workspace.choose_chunk(free)
         return chunk, max(nbytes, *map(workspace.decode, kernels.strategies.values()))
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"{human(free)} of the device's memory is left after the model, too little to read a "
-            "prompt: take a smaller model or quantisation, or a smaller -c"
+            f"prompt: take a smaller model or quantisation, or lower {options.context_flag}"
         ) from error
 
 
@@ -226,8 +233,8 @@ def smaller_cache(
     fits = (num_pages - 1) * shape.page_size
     if fits < max(options.context, shape.page_size):
         raise ValueError(
-            f"a KV cache of {context} tokens cannot be allocated ({why}): lower -c or --kv-memory, "
-            "or end what else uses the device"
+            f"a KV cache of {context} tokens cannot be allocated ({why}): lower "
+            f"{options.context_flag} or --kv-memory, or end what else uses the device"
         )
     context = min(context, fits)
     note = "the device's memory was less than it said: the KV cache holds"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pkvchat.kernels.policy import Decision
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.config import ModelConfig
 from pkvchat.models.decoder import Decoder
-from pkvchat.models.random_weights import RandomCheckpoint
+from pkvchat.models.random_weights import SHAPES, RandomCheckpoint
 from pkvchat.models.weights import WeightReader
 
 CPU = torch.device("cpu")
@@ -87,6 +88,28 @@ def make_engine(model: CausalLM) -> Callable[..., Engine]:
         num_pages: int = 64, strategy: str = "sdpa", context: int = 256, **options: Any
     ) -> Engine:
         return Engine(model, SHAPE, FixedPolicy(strategy), num_pages, context, **options)
+
+    return make
+
+
+@pytest.fixture
+def tiny_shape(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModelConfig]:
+    """tiny_shape(context_length=): have random weights come in a small shape, "tiny"."""
+
+    def make(context_length: int = 512) -> ModelConfig:
+        tiny = replace(
+            SHAPES["llama-3-8b"],
+            vocab_size=512,
+            hidden_size=256,
+            intermediate_size=512,
+            num_layers=8,
+            num_qo_heads=4,
+            num_kv_heads=2,
+            head_dim=64,
+            context_length=context_length,
+        )
+        monkeypatch.setitem(SHAPES, "tiny", tiny)
+        return tiny
 
     return make
 

@@ -7,7 +7,6 @@ import io
 import json
 import math
 from collections import Counter
-from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -25,7 +24,6 @@ from pkvchat.bench import (
 )
 from pkvchat.bench_table import PRINTERS
 from pkvchat.errors import ChatError
-from pkvchat.models.random_weights import SHAPES
 from pkvchat.options import EngineOptions
 
 ABOUT = {
@@ -184,22 +182,9 @@ def test_the_bound_counts_each_byte_that_a_step_must_read(make_engine):
     assert bound_ts(engine, Case(60, 0, 100), 2, 1e9) == pytest.approx(expected)
 
 
-TINY = replace(
-    SHAPES["llama-3-8b"],
-    vocab_size=512,
-    hidden_size=256,
-    intermediate_size=512,
-    num_layers=8,
-    num_qo_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    context_length=512,
-)
-
-
 @pytest.mark.parametrize("quant", ["bf16", "Q4_K_M"])
-def test_random_weights_need_no_file(monkeypatch, capsys, quant):
-    monkeypatch.setitem(SHAPES, "tiny", TINY)
+def test_random_weights_need_no_file(tiny_shape, capsys, quant):
+    tiny = tiny_shape()
     options, policies = EngineOptions(device="cpu"), ["forced-sdpa"]
     tests = cases([8], [4], [20])
     assert run(options, tests, [2], policies, 1, "json", RandomWeights("tiny", quant)) == 0
@@ -208,9 +193,9 @@ def test_random_weights_need_no_file(monkeypatch, capsys, quant):
     assert prompt["bound_share"] < 1
     assert decode["strategies"] == {"sdpa": 4}
     assert math.isclose(decode["bound_share"], decode["avg_ts"] / decode["bound_ts"])
-    matrices = TINY.hidden_size * (2 * TINY.q_size + 2 * TINY.kv_size + 3 * TINY.intermediate_size)
+    matrices = tiny.hidden_size * (2 * tiny.q_size + 2 * tiny.kv_size + 3 * tiny.intermediate_size)
     assert prompt["model_n_params"] == pytest.approx(
-        TINY.num_layers * matrices + 2 * TINY.vocab_size * TINY.hidden_size, rel=0.01
+        tiny.num_layers * matrices + 2 * tiny.vocab_size * tiny.hidden_size, rel=0.01
     )
 
 
@@ -221,6 +206,15 @@ def test_random_weights_of_a_shape_there_is_not(run_cli):
     done = run_cli("bench", "--random-weights", "llama-3-8b", "-m", "x")
     assert done.returncode == 2
     assert "-m and --random-weights" in done.stderr
+
+
+@pytest.mark.parametrize(("depth", "new", "flag"), [(10_000_000, 1, "-d"), (8, 10_000_000, "-n")])
+def test_a_context_too_long_names_the_flag_that_made_it_so(tiny_shape, depth, new, flag):
+    tiny_shape()
+    options = EngineOptions(device="cpu", kv_memory=1 << 20)
+    tests, weights = cases([], [new], [depth]), RandomWeights("tiny", "bf16")
+    with pytest.raises(ChatError, match=rf"fewer than the 100000\d\d of {flag}: lower {flag}$"):
+        run(options, tests, [1], ["forced-sdpa"], 1, "md", weights)
 
 
 def test_a_batch_that_the_pool_cannot_hold(make_engine):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from pkvchat.bench import Case, RandomWeights, run
 from pkvchat.errors import ChatError, startup_errors
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.models.causal_lm import CausalLM
-from pkvchat.models.random_weights import SHAPES
+from pkvchat.models.config import ModelConfig
 from pkvchat.options import EngineOptions
 from pkvchat.startup import smaller_cache
 
@@ -45,20 +45,9 @@ def test_kernels_that_cannot_run_here_say_why(model: CausalLM) -> None:
 
 @pytest.mark.gpu
 def test_an_engine_keeps_within_a_memory_limit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_shape: Callable[..., ModelConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = replace(
-        SHAPES["llama-3-8b"],
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=512,
-        num_layers=8,
-        num_qo_heads=4,
-        num_kv_heads=2,
-        head_dim=64,
-        context_length=1 << 20,
-    )
-    monkeypatch.setitem(SHAPES, "tiny", tiny)
+    tiny_shape(context_length=1 << 20)
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
