@@ -12,6 +12,7 @@ contexts grow.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ import triton
 import triton.language as tl
 
 from .attend_triton import visible_units
-from .launch_triton import launch
+from .launch_triton import BoundKernel
 
 MAX_BATCH = 1024
 _BLOCK_ROWS = 128
@@ -29,10 +30,10 @@ _CANDIDATES = tl.constexpr(16)
 
 @dataclass(frozen=True)
 class Plan:
-    """Static buffers, written by ``plan_shares``.
+    """Static buffers, written by a ``share_planner``.
 
-    starts: [num_programs, 4] int32: row, KV head, cost already spent in that segment, and the
-        row's length; row == B means no work.
+    starts: [num_programs + 1, 4] int32, where each program begins, and the last one ends: row, KV
+        head, cost already spent in that segment, and the row's length; row == B means no work.
     row_cost: [MAX_BATCH] int32, the position at which each row's cost begins.
     share: [3] int32: the cost each program takes, the overhead of a segment, and the step that
         segments are padded to a multiple of.
@@ -47,7 +48,7 @@ class Plan:
         def zeros(*size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
 
-        return cls(zeros(num_programs, 4), zeros(MAX_BATCH), zeros(3))
+        return cls(zeros(num_programs + 1, 4), zeros(MAX_BATCH), zeros(3))
 
 
 @triton.jit
@@ -151,7 +152,7 @@ def _plan_kernel(
     _, _, units = visible_units(length, window, UNIT)
     cost = tl.maximum(segment_cost(units, overhead, step), 1)
     start_ptr = starts_ptr + programs * 4
-    mine = programs < num_programs
+    mine = programs <= num_programs
     tl.store(start_ptr, row, mask=mine)
     tl.store(start_ptr + 1, (position - row_begin) // cost, mask=mine)
     tl.store(start_ptr + 2, (position - row_begin) % cost, mask=mine)
@@ -162,34 +163,31 @@ def _plan_kernel(
         tl.store(share_ptr + 2, step)
 
 
-def plan_shares(
-    seq_lens: torch.Tensor,
-    window: int,
+def share_planner(
     plan: Plan,
+    window: int,
     *,
     num_kv_heads: int,
     unit: int,
     overhead: int,
     min_share: int,
     padding: int,
-) -> None:
-    """Fill ``plan`` for seq_lens [B] int32 in one launch, whatever the lengths.
+) -> Callable[[torch.Tensor], None]:
+    """What fills ``plan`` for seq_lens [B] int32 in one launch, whatever the lengths.
 
     unit: tokens per unit of work. overhead: of a segment, in units. min_share: of a program, in
     units. padding: by which padded shares may be larger, in percent, where that is more than what
     a second piece costs.
     """
-    num_programs = plan.starts.shape[0]
-    launch(
+    num_programs = plan.starts.shape[0] - 1
+    grid = (num_programs // _BLOCK_PROGRAMS + 1,)
+    kernel = BoundKernel(
         _plan_kernel,
-        (-(-num_programs // _BLOCK_PROGRAMS),),
-        seq_lens,
-        plan.starts,
-        plan.row_cost,
-        plan.share,
-        seq_lens.shape[0],
-        window,
-        num_programs,
+        starts_ptr=plan.starts,
+        row_cost_ptr=plan.row_cost,
+        share_ptr=plan.share,
+        window=window,
+        num_programs=num_programs,
         NUM_KV_HEADS=num_kv_heads,
         UNIT=unit,
         OVERHEAD=overhead,
@@ -198,3 +196,4 @@ def plan_shares(
         BLOCK_ROWS=_BLOCK_ROWS,
         BLOCK_PROGRAMS=_BLOCK_PROGRAMS,
     )
+    return lambda seq_lens: kernel(grid, seq_lens, len(seq_lens))

@@ -46,8 +46,6 @@ def _attend_kernel(
     C: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
     head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)  # the slowest: idle programs come last, and the others spread evenly
@@ -79,6 +77,7 @@ def _attend_kernel(
         )
     if PDL:
         gdc_wait()  # idle programs too: who waits for this kernel waits for the one in front
+        gdc_launch_dependents()
 
 
 @triton.jit(do_not_specialize=["window", "max_splits"])

@@ -10,6 +10,8 @@ by p + 1, in slot num_programs + p. A second kernel merges each split segment's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +21,7 @@ from .attend_triton import attend_piece, visible_units
 from .batch import AttentionShape, DecodeBatch, LayerSpec
 from .launch_triton import BoundKernel
 from .merge_triton import MERGE_WARPS, MergeBlock, merge_states
-from .planner_triton import MAX_BATCH, Plan, plan_shares, segment_cost
+from .planner_triton import MAX_BATCH, Plan, segment_cost, share_planner
 from .tile_config import TileConfig
 from .triton_strategy import TritonStrategy
 
@@ -43,53 +45,57 @@ def _attend_kernel(
     C: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
     program = tl.program_id(0)
-    budget = tl.load(share_ptr)
+    share = tl.load(share_ptr)
     overhead = tl.load(share_ptr + 1)
-    padded = tl.load(share_ptr + 2) > 1
-    row = tl.load(starts_ptr + program * 4)
-    head = tl.load(starts_ptr + program * 4 + 1)
-    spent = tl.load(starts_ptr + program * 4 + 2)
-    length = tl.load(starts_ptr + program * 4 + 3)
-    while (budget > 0) & (row < batch):
+    step = tl.load(share_ptr + 2)
+    start_ptr = starts_ptr + program * 4
+    first_row = tl.load(start_ptr)
+    first_head = tl.load(start_ptr + 1)
+    position = -tl.load(start_ptr + 2)  # where a segment's cost begins, from the share's
+    first_length = tl.load(start_ptr + 3)
+    last_row = tl.load(start_ptr + 4)
+    last_head = tl.load(start_ptr + 5)
+    # Loops with known bounds: in a while, the compiler takes what depends on its condition for
+    # different from thread to thread, and moves the loads of page numbers next to their use.
+    for row in range(first_row, tl.minimum(last_row + 1, batch)):
+        length = tl.load(lens_ptr + row, mask=row > first_row, other=0)
+        length = tl.where(row > first_row, length, first_length)
         first_token, first_unit, units = visible_units(length, window, C.unit)
-        first = tl.maximum(spent - overhead, 0)
-        last = tl.minimum(spent + budget - overhead, units)
-        begin = (first_unit + first) * C.unit
-        end = tl.minimum((first_unit + last) * C.unit, length)
-        if first < last:
-            attend_piece(
-                q_ptr,
-                kv_ptr,
-                sinks_ptr,
-                out_ptr,
-                states,
-                table_ptr + row.to(tl.int64) * table_stride,
-                row,
-                head,
-                first_token,
-                begin,
-                end,
-                first == 0,
-                (first == 0) & (last == units),
-                tl.where(first > 0, program, tl.num_programs(0) + program),
-                scale,
-                softcap,
-                C,
-                PDL,
-            )
-        # In a padded plan a program has one piece.
-        budget = tl.where(padded, 0, budget - (units + tl.where(units > 0, overhead, 0) - spent))
-        spent = 0
-        head += 1
-        if (budget > 0) & ((head == C.num_kv_heads) | (units == 0)):
-            head = 0
-            row += 1
-            length = tl.load(lens_ptr + row, mask=row < batch, other=0)
+        cost = segment_cost(units, overhead, step)
+        begin_head = tl.where(row > first_row, 0, first_head)
+        end_head = tl.where(row < last_row, C.num_kv_heads, last_head + 1)
+        end_head = tl.where(units > 0, end_head, 0)
+        for head in range(begin_head, end_head):
+            first = tl.maximum(-position - overhead, 0)
+            last = tl.minimum(share - position - overhead, units)
+            begin = (first_unit + first) * C.unit
+            end = tl.minimum((first_unit + last) * C.unit, length)
+            if first < last:
+                attend_piece(
+                    q_ptr,
+                    kv_ptr,
+                    sinks_ptr,
+                    out_ptr,
+                    states,
+                    table_ptr + tl.cast(row, tl.int64) * table_stride,
+                    row,
+                    head,
+                    first_token,
+                    begin,
+                    end,
+                    first == 0,
+                    (first == 0) & (last == units),
+                    tl.where(first > 0, program, tl.num_programs(0) + program),
+                    scale,
+                    softcap,
+                    C,
+                    PDL,
+                )
+            position += cost
     if PDL:
         gdc_wait()  # idle programs too: who waits for this kernel waits for the one in front
+        gdc_launch_dependents()
 
 
 @triton.jit(do_not_specialize=["window", "num_programs"])
@@ -131,7 +137,7 @@ class WorkqueueTriton(TritonStrategy):
 
     def __init__(self, shape: AttentionShape, config: TileConfig | None = None) -> None:
         super().__init__(shape, config)
-        self._plans: dict[int, Plan] = {}  # by window
+        self._plans: dict[int, tuple[Plan, Callable[[torch.Tensor], None]]] = {}  # by window
         self._planned: set[int] = set()  # windows planned for this batch
         self._attends: dict[tuple[LayerSpec, bool], BoundKernel] = {}
         self._merges: dict[tuple[LayerSpec, int], tuple[BoundKernel, tuple[int, ...]]] = {}
@@ -143,22 +149,13 @@ class WorkqueueTriton(TritonStrategy):
         self._planned.clear()
 
     def _plan_for(self, batch: DecodeBatch, window: int) -> Plan:
-        config = self.config
         if window not in self._plans:
-            self._plans[window] = Plan.allocate(config.num_programs, self.shape.device)
+            self._plans[window] = self._bind_plan(window)
+        plan, fill = self._plans[window]
         if window not in self._planned:
-            plan_shares(
-                batch.seq_lens,
-                window,
-                self._plans[window],
-                num_kv_heads=self.shape.num_kv_heads,
-                unit=config.unit,
-                overhead=max(1, config.overhead // config.unit),
-                min_share=max(1, config.min_share // config.unit),
-                padding=config.padding,
-            )
+            fill(batch.seq_lens)
             self._planned.add(window)
-        return self._plans[window]
+        return plan
 
     def _run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
@@ -178,6 +175,20 @@ class WorkqueueTriton(TritonStrategy):
         grid = (self.config.num_programs,)
         attend(grid, q, kv_layer, spec.sinks, out, table, table.stride(0), lens, rows)
         merge(merge_grid, out, lens)
+
+    def _bind_plan(self, window: int) -> tuple[Plan, Callable[[torch.Tensor], None]]:
+        """And what fills it."""
+        config = self.config
+        plan = Plan.allocate(config.num_programs, self.shape.device)
+        return plan, share_planner(
+            plan,
+            window,
+            num_kv_heads=self.shape.num_kv_heads,
+            unit=config.unit,
+            overhead=max(1, config.overhead // config.unit),
+            min_share=max(1, config.min_share // config.unit),
+            padding=config.padding,
+        )
 
     def _bind_attend(self, spec: LayerSpec, overlap: bool, plan: Plan) -> BoundKernel:
         return BoundKernel(

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.cost import strategy_work
-from pkvchat.kernels.planner_triton import Plan, plan_shares
+from pkvchat.kernels.planner_triton import Plan, share_planner
 
 UNIT = 16
 
@@ -37,10 +37,12 @@ def pieces_of(lengths, settings, device):
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
     options = dataclasses.asdict(settings)
     options.pop("num_programs")
-    plan_shares(seq_lens, options.pop("window"), plan, unit=UNIT, **options)
+    share_planner(plan, options.pop("window"), unit=UNIT, **options)(seq_lens)
     share, overhead, step = plan.share.tolist()
     pieces = []
-    for row, head, spent, length in plan.starts.tolist():
+    *starts, end = plan.starts.tolist()
+    assert end[0] == len(lengths)
+    for row, head, spent, length in starts:
         assert row == len(lengths) or length == lengths[row]
         mine, budget = [], share
         while budget > 0 and row < len(lengths):
