@@ -30,7 +30,7 @@ from .all_commands import COMMANDS
 from .app_host import AppHost
 from .composer import Composer
 from .context_full import ContextFull
-from .driver import Utf8Driver
+from .driver import Utf8Driver, trust_terminal_size
 from .frame_pace import FramePace
 from .keymap import Keymap, bindings
 from .link import EngineEvents
@@ -386,6 +386,7 @@ def run(options: EngineOptions, params: SamplingParams, settings: Settings) -> i
     if settings.theme and settings.theme not in names:
         raise UsageError(f"theme {settings.theme!r} does not exist; one of {', '.join(names)}")
     Keymap(settings.keys)
+    trust_terminal_size()
     store, note = open_store()
     client = EngineClient(options)
     app = ChatApp(client, params, settings, store)

@@ -1,11 +1,30 @@
-"""Input from the terminal: the mouse or not, and what is not as it should be."""
+"""The terminal: its size, the mouse or not, and input that is not as it should be."""
 
 from __future__ import annotations
 
+import codecs
+import os
+import sys
+import time
+from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
+from textual.drivers import linux_driver
 from textual.drivers.linux_driver import LinuxDriver
+
+_REPLACE = "pkvchat-replace"  # as codecs know it
+_TELL_S = 10.0  # between two lines about input that is not UTF-8
+
+
+def trust_terminal_size() -> None:
+    """Where the terminal says how large it is, forget COLUMNS and LINES: a shell exports them once,
+    for whatever size that was, and Textual would draw for it."""
+    with suppress(OSError, ValueError):
+        if all(os.get_terminal_size(sys.__stdout__.fileno())):  # type: ignore[union-attr]
+            for name in ("COLUMNS", "LINES"):
+                os.environ.pop(name, None)
 
 
 def read_alt_digits() -> None:
@@ -17,8 +36,9 @@ def read_alt_digits() -> None:
 
 
 class Utf8Driver(LinuxDriver):
-    """Leaves out what is read together with bytes that are not UTF-8, and says so; Textual's own
-    driver ends the app."""
+    """Replaces bytes that are not UTF-8, and says so; Textual's own driver ends the app."""
+
+    _told = -_TELL_S
 
     def start_application_mode(self) -> None:
         read_alt_digits()
@@ -41,15 +61,20 @@ class Utf8Driver(LinuxDriver):
             super()._sigcont_application()
 
     def run_input_thread(self) -> None:
-        while True:
-            try:
-                return super().run_input_thread()
-            except UnicodeDecodeError as error:
-                byte = error.object[error.start]
-                self._app.call_later(
-                    self._app.notify,
-                    f"input that is not UTF-8 (byte {byte:#04x}) was left out: "
-                    "set the terminal to UTF-8",
-                    severity="warning",
-                    markup=False,
-                )
+        codecs.register_error(_REPLACE, self._replace)
+        decoder = partial(codecs.getincrementaldecoder("utf-8"), errors=_REPLACE)
+        linux_driver.getincrementaldecoder = lambda _: decoder  # type: ignore[attr-defined]
+        super().run_input_thread()
+
+    def _replace(self, error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeDecodeError)
+        if time.monotonic() - self._told >= _TELL_S:  # a paste may have thousands
+            self._told = time.monotonic()
+            self._app.call_later(
+                self._app.notify,
+                f"input that is not UTF-8 (byte {error.object[error.start]:#04x}) was replaced by "
+                "U+FFFD: set the terminal to UTF-8",
+                severity="warning",
+                markup=False,
+            )
+        return "\N{REPLACEMENT CHARACTER}", error.end

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import shutil
+import struct
+import sys
+import termios
+
 import pytest
 from textual._xterm_parser import XTermParser
 from textual.events import Key
 
 from pkvchat.tui.all_commands import COMMANDS
-from pkvchat.tui.driver import read_alt_digits
+from pkvchat.tui.driver import read_alt_digits, trust_terminal_size
 
 _FIXED = {"escape": "\x1b", "shift+tab": "\x1b[Z"}
 _FUNCTION = dict(zip([f"f{n}" for n in range(1, 5)], "PQRS", strict=True))
@@ -40,3 +48,18 @@ def test_an_ordinary_terminal_can_send_every_default_key(key: str) -> None:
     parser = XTermParser()
     events = [*parser.feed(xterm(key)), *parser.feed("")]
     assert [event.key for event in events if isinstance(event, Key)] == [key]
+
+
+@pytest.mark.parametrize("columns", [90, 0])
+def test_the_terminal_knows_its_size_better_than_the_environment(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it does not know it, as a serial line."""
+    main, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("4H", 30, columns, 0, 0))
+    monkeypatch.setattr(sys, "__stdout__", os.fdopen(other, "w"))
+    monkeypatch.setenv("COLUMNS", "1")
+    monkeypatch.setenv("LINES", "1")
+    trust_terminal_size()
+    assert shutil.get_terminal_size() == ((90, 30) if columns else (1, 1))
+    os.close(main)

@@ -31,7 +31,8 @@ class Terminal:
     def __init__(self, folder: Path) -> None:
         self._socket = str(folder / "tmux")
         homes = {name: str(folder / name.lower()) for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME")}
-        self._environment = {**os.environ, **homes, "TERM": "xterm-256color"}
+        size = {"COLUMNS": "1", "LINES": "1"}  # that is not this terminal's
+        self._environment = {**os.environ, **homes, **size, "TERM": "xterm-256color"}
 
     def tmux(self, *arguments: str) -> str:
         command = ["tmux", "-S", self._socket, *arguments]
@@ -116,8 +117,10 @@ def test_a_terminated_program_resets_the_terminal_and_keeps_the_draft(terminal: 
     terminal.shows("Ask anything")
     pane = int(terminal.tmux("list-panes", "-F", "#{pane_pid}"))
     (program,) = psutil.Process(pane).children()
-    terminal.keys("-H", "ff")
+    paste = b"\x1b[200~pasted \xff whole, \x1b[201~"
+    terminal.keys("-H", *(f"{byte:02x}" for byte in paste))
     terminal.shows("byte 0xff")
+    terminal.shows("pasted \N{REPLACEMENT CHARACTER} whole, ")
     terminal.keys("typed just now")
     terminal.shows("typed just now")
     program.send_signal(signal.SIGCONT)  # after no stop; it comes with a terminal's hang-up
