@@ -148,6 +148,80 @@ def test_bound_parameters_may_be_any(triton_device):
         call.check()
 
 
+@pytest.fixture
+def compiled(monkeypatch):
+    """A call whose kernel is compiled, and from then on Triton's dispatcher is out of reach."""
+    call = Call("cuda")
+    launch(_kernel, call.grid, *call.args, **call.static)
+    call.check()
+    monkeypatch.setattr(type(_kernel), "run", None)
+    return call
+
+
+@pytest.mark.gpu
+def test_launches_are_direct(compiled):
+    launch(_kernel, compiled.grid, *compiled.args, **compiled.static)
+    compiled.check()
+    compiled.step = 16
+    with pytest.raises(TypeError, match="NoneType"):  # it is compiled anew
+        launch(_kernel, compiled.grid, *compiled.args, **compiled.static)
+
+
+@pytest.mark.gpu
+def test_launches_in_a_graph(compiled):
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        launch(_kernel, compiled.grid, *compiled.args, **compiled.static)
+    for _ in range(2):
+        compiled.x += 1
+        graph.replay()
+        compiled.check()
+
+
+@pytest.mark.gpu
+def test_launches_on_the_current_stream(compiled):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        compiled.x += 1  # which a launch on another stream would not wait for
+        launch(_kernel, compiled.grid, *compiled.args, **compiled.static)
+        compiled.check()
+
+
+@pytest.mark.gpu
+def test_launches_on_the_current_device():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two devices")
+    for index in (0, 1, 0, 1):
+        with torch.cuda.device(index):
+            call = Call(f"cuda:{index}")
+            launch(_kernel, call.grid, *call.args, **call.static)
+            call.check()
+
+
+@pytest.mark.gpu
+def test_hooks_see_direct_launches():
+    from triton import knobs
+
+    call, seen = Call("cuda"), []
+    launch(_kernel, call.grid, *call.args, **call.static)
+    knobs.runtime.launch_enter_hook.add(seen.append)
+    try:
+        launch(_kernel, call.grid, *call.args, **call.static)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(seen.append)
+    assert [each.get()["name"] for each in seen] == ["_kernel"]
+
+
+@pytest.mark.gpu
+def test_tensors_of_the_host_are_refused(compiled):
+    compiled.x = compiled.x.cpu()
+    with pytest.raises(ValueError, match="cpu tensor"):
+        launch(_kernel, compiled.grid, *compiled.args, **compiled.static)
+
+
 # Compiles for an H100 or H200; the last step, which only such a device can take, is written down.
 SCRIPT = """
 import sys
