@@ -62,7 +62,7 @@ def cuda_segments(
     """
     if strategy.name not in ("split", "workqueue"):
         return None
-    from pkvchat.kernels.planner_triton import Plan, plan_shares
+    from pkvchat.kernels.planner_triton import Plan, share_planner
     from pkvchat.kernels.split_triton import SplitTriton
     from pkvchat.kernels.workqueue_triton import WorkqueueTriton
 
@@ -76,16 +76,16 @@ def cuda_segments(
         pieces = [each for each in splits for _ in range(heads)]
         return pieces, widest * len(splits) * heads, sum(pieces)
     plan = Plan.allocate(config.num_programs, batch.seq_lens.device)
-    plan_shares(
-        batch.seq_lens,
-        0,
+    fill = share_planner(
         plan,
+        0,
         num_kv_heads=heads,
         unit=config.unit,
         overhead=max(1, config.overhead // config.unit),
         min_share=shortest,
         padding=config.padding,
     )
+    fill(batch.seq_lens)
     share, overhead, step = plan.share.tolist()
     pieces = []
     for row, begin in enumerate(plan.row_cost[: len(units)].tolist()):

@@ -169,7 +169,7 @@ def test_counters_of_the_torch_schedules(shape):
 @pytest.mark.parametrize("lengths", [(5000,), (3000, 100, 1), (700,) * 5, (64,) * 40])
 def test_counters_of_the_device_schedules(triton_shape, lengths):
     """Pieces are what the programs' equal shares cut the segments into."""
-    from pkvchat.kernels.planner_triton import Plan, plan_shares
+    from pkvchat.kernels.planner_triton import Plan, share_planner
     from pkvchat.kernels.split_triton import SplitTriton
     from pkvchat.kernels.workqueue_triton import WorkqueueTriton
 
@@ -182,16 +182,16 @@ def test_counters_of_the_device_schedules(triton_shape, lengths):
     assert programs == config.num_programs
     assert len(pieces) == len(lengths) * shape.num_kv_heads
     plan = Plan.allocate(programs, shape.device)
-    plan_shares(
-        batch.seq_lens,
-        0,
+    fill = share_planner(
         plan,
+        0,
         num_kv_heads=shape.num_kv_heads,
         unit=config.unit,
         overhead=max(1, config.overhead // config.unit),
         min_share=max(1, config.min_share // config.unit),
         padding=config.padding,
     )
+    fill(batch.seq_lens)
     share, overhead, step = plan.share.tolist()
     owners, at = [], 0  # programs of each unit, walking along the list of costs
     for length in lengths:
