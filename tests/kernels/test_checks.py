@@ -41,9 +41,18 @@ def problem(paged_problem):
     return paged_problem(shape_of(), (40, 20))
 
 
-def refused(problem, message, spec=SPEC, num_splits=2):
+@pytest.fixture(params=[False, True], ids=["unused", "used"])
+def strategy(problem, request):
+    """What has been found right before does not hide what is wrong now."""
+    strategy = create_strategy("split", problem.shape)
+    if request.param:
+        problem.run(strategy, SPEC)
+    return strategy
+
+
+def refused(strategy, problem, message, spec=SPEC, num_splits=2):
     with pytest.raises(ValueError, match=message):
-        problem.run(create_strategy("split", problem.shape), spec, num_splits)
+        problem.run(strategy, spec, num_splits)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +79,13 @@ def refused(problem, message, spec=SPEC, num_splits=2):
         ({"slot_mapping": torch.zeros(2)}, "slot_mapping is torch.float32"),
     ],
 )
-def test_batches(problem, change, message):
+def test_batches(strategy, problem, change, message):
     problem.batch = dataclasses.replace(problem.batch, **change)
-    refused(problem, message)
+    refused(strategy, problem, message)
 
 
-def test_splits(problem):
-    refused(problem, "num_splits is 0, and must be at least 1", num_splits=0)
+def test_splits(strategy, problem):
+    refused(strategy, problem, "num_splits is 0, and must be at least 1", num_splits=0)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +97,9 @@ def test_splits(problem):
         (torch.zeros(2, 8, 64, device="meta"), "q is on meta, and must be on cpu"),
     ],
 )
-def test_queries(problem, q, message):
+def test_queries(strategy, problem, q, message):
     problem.q = q
-    refused(problem, message)
+    refused(strategy, problem, message)
 
 
 def test_output_of_another_dtype(problem):
@@ -110,15 +119,17 @@ def test_output_of_another_dtype(problem):
         (lambda kv: kv.to("meta"), "kv_layer is on meta"),
     ],
 )
-def test_layers(problem, change, message):
+def test_layers(strategy, problem, change, message):
     problem.kv_layer = change(problem.kv_layer)
-    refused(problem, message)
+    refused(strategy, problem, message)
 
 
 def test_quantised_layers_have_rows_for_scales(paged_problem):
     problem = paged_problem(shape_of(torch.int8), (40, 20))
     problem.kv_layer = problem.kv_layer[:, :, :, :16].contiguous()
-    refused(problem, r"must be \(num_pages, 2, 2, 17, 64\)")
+    refused(
+        create_strategy("split", problem.shape), problem, r"must be \(num_pages, 2, 2, 17, 64\)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,16 +141,16 @@ def test_quantised_layers_have_rows_for_scales(paged_problem):
         (LayerSpec(0.125, sinks=torch.zeros(8).half()), "sinks is torch.float16"),
     ],
 )
-def test_layer_specs(problem, spec, message):
-    refused(problem, message, spec)
+def test_layer_specs(strategy, problem, spec, message):
+    refused(strategy, problem, message, spec)
 
 
 @pytest.mark.parametrize("page", [-1, 8])
-def test_block_tables_that_point_outside_the_pool(problem, page):
+def test_block_tables_that_point_outside_the_pool(strategy, problem, page):
     problem.kv_layer = problem.kv_layer[:8].contiguous()
     problem.batch.block_table.clamp_(max=7)
     problem.batch.block_table[1, 1] = page
-    refused(problem, rf"block_table\[1, 1\] is {page}: the pool's pages are 0 to 7")
+    refused(strategy, problem, rf"block_table\[1, 1\] is {page}: the pool's pages are 0 to 7")
 
 
 def test_entries_past_a_row_are_not_looked_at(problem):
@@ -147,9 +158,9 @@ def test_entries_past_a_row_are_not_looked_at(problem):
     problem.run(create_strategy("split", problem.shape), SPEC)
 
 
-def test_lengths_that_differ_between_host_and_device(problem):
+def test_lengths_that_differ_between_host_and_device(strategy, problem):
     problem.batch.seq_lens[0] = 41
-    refused(problem, r"seq_lens\[0\] is 41, and lengths\[0\] 40: they must be equal")
+    refused(strategy, problem, r"seq_lens\[0\] is 41, and lengths\[0\] 40: they must be equal")
 
 
 def test_a_batch_is_looked_into_when_it_is_planned_again(problem):
@@ -177,7 +188,7 @@ def test_misaligned_tensors(paged_problem):
     problem = paged_problem(shape, (40, 20))
     q = torch.zeros(problem.q.numel() + 1, dtype=torch.float16, device="cuda")
     problem.q = q[1:].view(problem.q.shape)
-    refused(problem, "q begins 2 bytes past a multiple of 16")
+    refused(create_strategy("split", shape), problem, "q begins 2 bytes past a multiple of 16")
 
 
 @pytest.mark.parametrize("name", ["sdpa", "split", "workqueue"])
