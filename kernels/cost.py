@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:  # the policies' names are known without torch
 
 _ALL_PAGES = 1 << 60
 _RESIDENT = 2  # programs that a streaming multiprocessor holds of each kernel here
-_SATURATING = 1.1  # programs per multiprocessor that use all of the bandwidth
+# Programs per multiprocessor, and the share of the bandwidth that they use: measured on an H200.
+_BANDWIDTH = ((0.0, 0.0), (0.5, 0.55), (1.0, 0.875), (1.2, 0.935), (_RESIDENT, 1.0))
 _MIN_TOKENS = 64  # that the Triton kernels give a program at least; FlashInfer twice as many
 _PADDING = 4  # TileConfig's: percent by which workqueue's shares may grow to have one piece each
 _STEP_TOKENS, _PIPELINE = 64, 3  # of their inner loop: tokens a step, steps in flight
@@ -189,31 +191,39 @@ def _cuda_work(
     programs = heads * sum(pieces)
     longest = max([share for _, share in grid])
     merges = heads * sum([each for each in pieces if each > 1])
-    read = _tiles_in_that_time(grid, slots, _SATURATING * workers)
+    read = _tiles_in_that_time(grid, workers)
     return Work(1, read, _filling(longest, shape.page_size), -(-programs // slots), merges, 1)
 
 
-def _tiles_in_that_time(grid: Sequence[tuple[int, float]], slots: int, saturating: float) -> float:
+def _tiles_in_that_time(grid: Sequence[tuple[int, float]], workers: int) -> float:
     """How much the whole device could read while a grid runs, of which some is left unused.
 
-    grid: (programs, tiles of each), in the order in which they start; ``slots`` run at once and
-    share the bandwidth evenly. Fewer than ``saturating`` do not use all of it.
+    grid: (programs, tiles of each), in the order in which they start. Those that run share evenly
+    what bandwidth they use together.
     """
     running: list[tuple[float, int]] = []  # (tiles that each will have read at its end, programs)
     active, now, read, waiting = 0, 0.0, 0.0, list(reversed(grid))
     while waiting or running:
-        if waiting and active < slots:
+        if waiting and active < _RESIDENT * workers:
             programs, tiles = waiting.pop()
-            started = min(programs, slots - active)
+            started = min(programs, _RESIDENT * workers - active)
             heappush(running, (now + tiles, started))
             active += started
             if started < programs:
                 waiting.append((programs - started, tiles))
         else:
             end, ended = heappop(running)
-            read += (end - now) * max(active, saturating)
+            read += (end - now) * active / _bandwidth_used(active / workers)
             now, active = end, active - ended
     return read
+
+
+@cache
+def _bandwidth_used(programs: float) -> float:
+    """Its share; programs: per multiprocessor, 0 < programs <= _RESIDENT."""
+    right = bisect_left(_BANDWIDTH, (programs, 0.0))
+    (low, before), (high, after) = _BANDWIDTH[right - 1 : right + 1]
+    return before + (after - before) * (programs - low) / (high - low)
 
 
 def _filling(tiles: float, page_size: int) -> int:

@@ -35,7 +35,7 @@ _COLD_BYTES = 256 << 20  # several times any L2
 _LEAST_LAYERS, _MAX_LAYERS = 4, 32
 _LEAST_BATCHES = 12  # measured even when that takes longer than it should
 _EAGER_LAYERS = 3
-_EXPOSED = 0.25  # of the host's planning: the rest is done while the device runs the step before
+_EXPOSED = 0.05  # of the host's planning: the rest is done while the device runs the step before
 # What the host starts for one layer beside attention: two norms, four products, rope, the KV write,
 # the activation, and copies between them.
 _LAUNCHES = 10
