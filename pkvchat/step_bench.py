@@ -5,9 +5,7 @@ They run as a chat's steps do, through CUDA graphs, which the first answers then
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from statistics import median
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -20,11 +18,14 @@ from .graph_runner import StepGraphs
 from .sequence import Sequence
 
 STAGE = "timing decode steps"
-_LENGTHS = (8192, 256, 32768, 2048)  # of each row; where time is short, the first ones
-_ROWS, _MORE_ROWS = (1,), (1, 8, 2, 4, 16)
-_BUDGET_S = 0.8  # after which no other batch is begun
-_MORE = 6  # as much for one who asked to have the device measured
-_STEPS, _SAMPLES = 2, 3
+# (rows, tokens of each); where time is short, the first ones.
+_BATCHES = (
+    (1, 8192), (1, 128), (1, 32768), (8, 2048), (2, 2048), (4, 2048), (1, 2048), (1, 512),
+    (8, 16384), (16, 2048), (2, 16384), (4, 16384), (1, 131072), (8, 256), (2, 256), (4, 256),
+    (32, 1024), (16, 256),
+)  # fmt: skip
+_BUDGET_S, _THOROUGH_S = 0.7, 6.0  # of steps; compiling and capturing come on top
+_STEPS, _SAMPLES = 2, 2
 
 
 class StepBench:
@@ -51,26 +52,29 @@ class StepBench:
         if len(self.strategies) < 2:
             return []
         found: list[StepTimes] = []
-        batches = list(self._batches(_MORE_ROWS if thorough else _ROWS))
-        deadline = time.perf_counter() + _BUDGET_S * (_MORE if thorough else 1)
+        batches = [batch for batch in _BATCHES if self._has_room(*batch)]
+        left_us = 1e6 * (_THOROUGH_S if thorough else _BUDGET_S)
         for done, (rows, length) in enumerate(batches):
-            if found and time.perf_counter() > deadline:
+            if left_us < 0:
                 break
             progress(STAGE, done, len(batches))
             try:
-                found.append(StepTimes(rows, length, self._time(rows, length)))
+                us = self._time(rows, length)
             except torch.OutOfMemoryError:
                 break
+            found.append(StepTimes(rows, length, us))
+            left_us -= sum(us.values()) * _SAMPLES * (_STEPS + 1)
         return found
 
-    def _batches(self, rows: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-        """(rows, length) of those that the cache, the context and graphs have room for."""
-        size = self._costs.shape.page_size
-        for count in rows:
-            if not all(self._graphs.covers(each, count) for each in self.strategies.values()):
-                continue
-            most = min(self._context, self._num_pages // count * size)
-            yield from ((count, length) for length in _LENGTHS if length <= most)
+    def _has_room(self, rows: int, length: int) -> bool:
+        """In the context, in the cache and in graphs."""
+        pages = rows * -(-length // self._costs.shape.page_size)
+        strategies = self.strategies.values()
+        return (
+            length <= self._context
+            and pages <= self._num_pages
+            and all(self._graphs.covers(strategy, rows) for strategy in strategies)
+        )
 
     @torch.inference_mode()
     def _time(self, rows: int, length: int) -> dict[str, float]:
@@ -96,7 +100,7 @@ class StepBench:
             for name, step in steps.items():
                 step()
                 samples[name].append(_mean_us(step))
-        return {name: median(each) for name, each in samples.items()}
+        return {name: min(each) for name, each in samples.items()}
 
     def _step(
         self, strategy: Strategy, sequences: list[Sequence], tiles: list[int]
