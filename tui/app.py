@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 from typing import ClassVar
 
 from textual import events, on
@@ -23,7 +24,7 @@ from pkvchat.open_chat import OpenChat
 from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
-from pkvchat.store import ChatStore
+from pkvchat.store import ChatStore, store_path
 
 from . import view_commands
 from .all_commands import COMMANDS
@@ -66,7 +67,9 @@ class ChatApp(App[int]):
         params: SamplingParams,
         settings: Settings,
         store: ChatStore | None = None,
+        path: Path | None = None,
     ) -> None:
+        """store, path: see Saver."""
         # Without colours Textual draws in greys, unless the terminal's own are asked for here.
         ansi_color = True if "NO_COLOR" in os.environ else None
         super().__init__(driver_class=Utf8Driver, ansi_color=ansi_color)
@@ -78,7 +81,7 @@ class ChatApp(App[int]):
         self.set_keymap(self.keymap.mine)
         self.settings = settings
         self.host = AppHost(self)
-        self.saver = Saver(self, store)
+        self.saver = Saver(self, store, path)
         self.session = Session(self, client, params)
         self.closed: list[tuple[Chat, int]] = []  # with the places that their tabs had
         self.tabs = self.saver.saved_tabs() or [self.fresh_tab()]
@@ -338,12 +341,12 @@ class ChatApp(App[int]):
         """Take a tab away; the last one leaves a fresh one behind."""
         self.session.client.send(Close(tab.chat.id))
         tab.interrupted("cancelled")
-        self.saver.closing(tab)
         self.tabs.remove(tab)
         if not self.tabs:
             self.tabs.append(self.fresh_tab())
         self.active = min(self.active, len(self.tabs) - 1)
         self._show_tab()
+        self.saver.closed(tab.chat)
         self.saver.soon(*self.tabs)
 
     def go_to(self, index: int) -> None:
@@ -389,10 +392,10 @@ def run(options: EngineOptions, params: SamplingParams, settings: Settings) -> i
     trust_terminal_size()
     store, note = open_store()
     client = EngineClient(options)
-    app = ChatApp(client, params, settings, store)
+    app = ChatApp(client, params, settings, store, store_path())
     client.start()  # before Textual takes standard error, which multiprocessing passes on
     if store is None:
-        app.call_later(app.note, app.tab, note)  # true as long as the app runs, so it stays there
+        app.call_later(app.note, app.tab, note)  # true for a while, so it stays there
     elif note:
         app.call_later(app.notify, note, severity="warning", markup=False, timeout=10)
     app.run(mouse=settings.mouse)

@@ -88,6 +88,8 @@ class AppHost:
         self._app.saver.now()
         if self._app.saver.store is None:
             raise CommandError("chats are not being saved; /export FILE writes this one")
+        if self._app.saver.problem:
+            raise CommandError(self._app.saver.problem)
         return f"{self._app.saver.store.path}, as always"
 
     def put_in_prompt(self, text: str) -> None:

@@ -84,8 +84,7 @@ def delete_chat(app: ChatApp, _: str) -> None:
     """For good, from disk too; only asked for by name."""
     tab = app.tab
     app.remove_tab(tab)
-    if app.saver.store:
-        app.saver.store.delete(tab.chat.id)
+    app.saver.delete(tab.chat)
     app.notify(f"Deleted {tab.chat.name}.", markup=False, timeout=3)
 
 

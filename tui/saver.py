@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pkvchat.chats import Chat
@@ -18,10 +20,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SAVE_S = 1.0
+_RETRY_S = 10.0  # after a disk has refused
 
 
 def open_store() -> tuple[ChatStore | None, str]:
-    """The saved chats, and what the person should know about them."""
+    """The saved chats, None where they can't be opened; and what the person should know."""
     try:
         store = ChatStore(store_path())
     except ChatError as error:
@@ -32,14 +35,17 @@ def open_store() -> tuple[ChatStore | None, str]:
 
 
 class Saver:
-    """store None: chats are not being saved."""
+    """store None: chats are not being saved; where there is a ``path`` it is opened later, should
+    that become possible. problem: why the last write failed, "" where it did not.
+    """
 
-    def __init__(self, app: ChatApp, store: ChatStore | None) -> None:
+    def __init__(self, app: ChatApp, store: ChatStore | None, path: Path | None = None) -> None:
         self.store = store
+        self.problem = ""
+        self._path = path
         self._app = app
-        self._unsaved: set[OpenChat] = set()
+        self._unsaved: set[Chat] = set()
         self._due = False
-        self._problem = ""  # of the last write
 
     def saved_tabs(self) -> list[OpenChat]:
         """The tabs as they were left, unless another running pkvchat shows them."""
@@ -58,21 +64,44 @@ class Saver:
         return self.store is not None and self._read(self.store.is_empty, False)
 
     def soon(self, *tabs: OpenChat) -> None:
-        """Write within a second."""
-        self._unsaved.update(tabs)
-        if self.store is not None and not self._due:
+        """Write within a second, or once the disk takes it again."""
+        self._unsaved.update(tab.chat for tab in tabs)
+        if (self.store or self._path) and not self._due:
             self._due = True
-            self._app.set_timer(_SAVE_S, self.now)
+            well = self.store is not None and not self.problem
+            self._app.set_timer(_SAVE_S if well else _RETRY_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._due = False
+        self.now()
+        if self._unsaved:
+            self.soon()
 
     def now(self) -> None:
-        self._due = False
+        """Write what has changed; what the disk refuses stays to be written."""
         self._app.keep_draft()
+        if self.store is None:
+            self._open_late()
+        if self.store is None:
+            return
+        places = {tab.chat: place for place, tab in enumerate(self._app.tabs)}
         unsaved, self._unsaved = self._unsaved, set()
-        for place, tab in enumerate(self._app.tabs):
-            if tab in unsaved:
-                self._save(tab, place)
-        if self.store is not None and self.store.owns_tabs:
+        for chat in unsaved:
+            if not self._try(self.store.save, chat, places.get(chat)):
+                self._unsaved.add(chat)
+        if self.problem and unsaved and not self._unsaved:
+            self.problem = ""
+            self._app.notify("Chats are saved again.")
+        if self.store.owns_tabs:
             self._try(self.store.put_in_view, self._app.tab.chat.id)
+
+    def _open_late(self) -> None:
+        """What kept the chats from being saved may have passed: a disk has room again."""
+        if self._path is not None:
+            with suppress(ChatError):  # still the one that was told at the start
+                self.store = ChatStore(self._path)
+                self._unsaved.update(tab.chat for tab in self._app.tabs)
+                self._app.host.say("chats are saved from now on")
 
     async def find(self, words: str) -> list[Found]:
         """The saved chats that hold ``words``; none, and it is said, where they can't be read."""
@@ -85,22 +114,23 @@ class Saver:
             self._app.notify(str(error), severity="error", markup=False, timeout=10)
             return []
 
-    def closing(self, tab: OpenChat) -> None:
-        """The tab goes; a chat nothing was said in leaves no trace."""
-        self._unsaved.discard(tab)
-        if tab.chat.messages or tab.chat.draft:
-            self._save(tab, None)
-        elif self.store is not None:
-            self._try(self.store.delete, tab.chat.id)
+    def closed(self, chat: Chat) -> None:
+        """Its tab is gone; a chat nothing was said in leaves no trace."""
+        if chat.messages or chat.draft:
+            self._unsaved.add(chat)
+            self.now()
+        else:
+            self.delete(chat)
+
+    def delete(self, chat: Chat) -> None:
+        self._unsaved.discard(chat)
+        if self.store is not None:
+            self._try(self.store.delete, chat.id)
 
     def close(self) -> None:
         self.now()
         if self.store is not None:
             self.store.close()
-
-    def _save(self, tab: OpenChat, place: int | None) -> None:
-        if self.store is not None:
-            self._try(self.store.save, tab.chat, place)
 
     def _read(self, read: Callable[[], T], otherwise: T) -> T:
         """``otherwise``, and it is said, where the file is damaged; the app starts all the same."""
@@ -111,12 +141,13 @@ class Saver:
             self._app.call_later(notify, str(error))  # this may be before the app runs
             return otherwise
 
-    def _try(self, write: Callable[..., None], *arguments: object) -> None:
-        """Say it once where the disk refuses; the chat goes on."""
-        problem, self._problem = self._problem, ""
+    def _try(self, write: Callable[..., None], *arguments: object) -> bool:
+        """Whether the disk took it; where it refuses, that is said once, and the chat goes on."""
         try:
             write(*arguments)
         except ChatError as error:
-            self._problem = str(error)
-            if self._problem != problem:
-                self._app.notify(self._problem, severity="error", markup=False, timeout=10)
+            if str(error) != self.problem:
+                self.problem = str(error)
+                self._app.notify(self.problem, severity="error", markup=False, timeout=10)
+            return False
+        return True

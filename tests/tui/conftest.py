@@ -195,12 +195,13 @@ def open_app() -> Callable[..., AbstractAsyncContextManager[Window]]:
         size: tuple[int, int] = (140, 30),
         on_submit: Callable[[Submit], list[Event]] | None = None,
         store: ChatStore | None = None,
+        path: Path | None = None,
         loaded: bool = True,
         **settings: object,
     ) -> AsyncIterator[Window]:
         engine = ScriptedEngine(answer(says) if says else on_submit)
         chosen = Settings(**settings)  # type: ignore[arg-type]
-        app = ChatApp(engine, SamplingParams(), chosen, store)  # type: ignore[arg-type]
+        app = ChatApp(engine, SamplingParams(), chosen, store, path)  # type: ignore[arg-type]
         async with app.run_test(size=size) as pilot:
             window = Window(app, engine, pilot)
             if loaded:

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pkvchat.chats import Chat
 from pkvchat.messages import Delta
 from pkvchat.store import ChatStore
+from pkvchat.tui import saver
 
 OpenApp = Callable[..., Any]
 
@@ -59,8 +62,9 @@ async def test_a_second_app_leaves_the_first_ones_tabs_alone(
 
 
 async def test_a_disk_that_refuses_is_said_once_and_the_chat_goes_on(
-    open_app: OpenApp, store: ChatStore
+    open_app: OpenApp, store: ChatStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(saver, "_RETRY_S", 0.05)
     async with open_app("blue", store=store) as window:
         store._db.execute("PRAGMA query_only = ON")
         await window.ask("sky?")
@@ -69,7 +73,34 @@ async def test_a_disk_that_refuses_is_said_once_and_the_chat_goes_on(
         window.app.saver.now()
         assert len(window.notes) == 1
         await window.shows("blue")
+        await window.press("ctrl+w")
+        window.app.composer.take("")
+        await window.send("/save")
+        assert "cannot be saved" in window.notes[-1]
+        before = len(window.notes)
         store._db.execute("PRAGMA query_only = OFF")
+        await window.settle(lambda: len(window.notes) > before)
+        assert window.notes[before:] == ["Chats are saved again."]
+    (chat,) = [found for found in ChatStore(store.path).find("sky?") if not found.is_open]
+    assert ChatStore(store.path).load(chat.id).draft == "more", "it was closed meanwhile"
+
+
+async def test_chats_that_could_not_be_saved_at_the_start_are_saved_later(
+    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver, "_RETRY_S", 0.05)
+    path = tmp_path / "data" / "chats.db"
+    path.parent.write_text("in the way")
+    async with open_app("blue", path=path) as window:
+        await window.ask("sky?")
+        await window.settle(lambda: not window.app.tab.busy)
+        path.parent.unlink()
+        await window.shows("chats are saved from now on")
+        await window.settle(lambda: path.exists() and ChatStore(path).find("blue"))
+        await window.press(*"more")
+    (chat,) = ChatStore(path).open_chats()
+    assert [m.text for m in chat.messages] == ["sky?", "blue", "chats are saved from now on"]
+    assert chat.draft == "more"
 
 
 async def test_a_chat_goes_to_a_file_and_back(
