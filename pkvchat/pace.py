@@ -1,15 +1,16 @@
 """How many rows a step with a prompt has, so that the answers that decode beside it keep streaming.
 
-Beside answers, a step may take twice as long as an undisturbed one, or PAUSE_S where that is
-longer, which nobody sees; what it takes beyond twice as long is made up for by steps without a
-prompt. So the mean time between two tokens of an answer stays within twice that of an answer with
-nothing beside it. Among the sizes that keep to this, a small one is taken where it reads prompts
-nearly as fast as the best.
+Beside answers, a step may take SLOWER times as long as an undisturbed one, or PAUSE_S where that is
+longer, which nobody sees; what it takes beyond the former is made up for by steps without a prompt.
+So the mean time between two tokens of an answer stays within twice that of an answer with nothing
+beside it. Among the sizes that keep to this, a small one is taken where it reads prompts nearly as
+fast as the best.
 """
 
 from __future__ import annotations
 
 MIN_CHUNK = 16  # tokens
+SLOWER = 1.9  # the aim is 2; what a prompt's last step took is made up for when it has been read
 PAUSE_S = 0.05
 _FIRST = 64  # rows beside answers, before anything is known
 _NEARLY = 0.75  # of the best speed, beside answers
@@ -44,7 +45,7 @@ class PrefillPace:
         self.max_chunk = max_chunk
         self._decode_s = 0.0  # a step without a prompt
         self._beside, self._alone = StepTimes(), StepTimes()
-        self._owed_s = 0.0  # how much longer than twice as long answers have waited
+        self._owed_s = 0.0  # how much longer than SLOWER times as long answers have waited
         self._granted = _REFRESH  # steps beside answers since one without a prompt
 
     def size(self, num_decodes: int) -> int:
@@ -56,7 +57,7 @@ class PrefillPace:
             self._owed_s = 0.0
             return self._size_alone()
         if self._owed_s > 0 or self._granted == _REFRESH:
-            self._owed_s = max(0.0, self._owed_s - self._decode_s)
+            self._owed_s = max(0.0, self._owed_s - (SLOWER - 1) * self._decode_s)
             self._granted = 0
             return 0
         self._granted += 1
@@ -70,7 +71,7 @@ class PrefillPace:
         usual_s: that such steps will take; None where this one does not tell.
         """
         if num_prefill and num_decodes and self._decode_s:
-            self._owed_s += max(0.0, step_s - 2 * self._decode_s)
+            self._owed_s += max(0.0, step_s - SLOWER * self._decode_s)
         if not num_prefill:
             self._decode_s = usual_s or self._decode_s or step_s
             return
@@ -99,22 +100,25 @@ class PrefillPace:
         return half if half in sizes and half not in times else best
 
     def _size_beside(self, num_decodes: int) -> int:
-        """From _FIRST on, the double of the largest that is known is tried, where it may pass."""
+        """From _FIRST on, twice the largest that is known is tried where it will do, and half the
+        smallest where that will not."""
         sizes = [size for size in self._sizes() if size >= num_decodes + MIN_CHUNK]
         times = self._beside.of(sizes)
         if not sizes or not times:
             return min(sizes, key=lambda size: abs(size - _FIRST), default=self.max_chunk)
-        decode_s, limit = self._decode_s, max(2 * self._decode_s, PAUSE_S)
-        added = {size: max(times[size] - decode_s, times[size] / 100) for size in times}
-        largest = max(times)
-        if 2 * largest in sizes and decode_s + 2 * added[largest] <= limit:
+        allowed, paid = SLOWER * self._decode_s, (SLOWER - 1) * self._decode_s
+        limit = max(allowed, PAUSE_S)
+        largest, smallest = max(times), min(times)
+        twice_as_large = 2 * times[largest] - self._decode_s  # or less
+        if 2 * largest in sizes and twice_as_large <= limit:
             return 2 * largest
-        smallest = min(times)
         if times[smallest] > limit:
             return smallest // 2 if smallest // 2 in sizes else smallest
-        rates = {
-            size: size / max(times[size], 2 * added[size]) for size in times if times[size] <= limit
-        }
+        rates = {}
+        for size, step_s in times.items():
+            if step_s <= limit:
+                undisturbed = max(0.0, step_s - allowed) / paid if paid else 0.0
+                rates[size] = size / (step_s + undisturbed * self._decode_s)
         return min(_near_best(rates, _NEARLY))
 
 

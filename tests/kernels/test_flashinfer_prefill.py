@@ -68,9 +68,7 @@ def test_reads_several_chunks_at_once(page_size):
         for i in range(3)
     ]
     paged.plan(chunks)
-    attend = StepAttention(
-        [kv_layer] * len(SPECS), SPECS, torch.cat(slots), None, None, (), paged
-    )
+    attend = StepAttention([kv_layer] * len(SPECS), SPECS, torch.cat(slots), None, None, (), paged)
     for layer, spec in enumerate(SPECS):
         expected = [
             causal(q[-new:], k, v, spec, end - new)
@@ -78,3 +76,59 @@ def test_reads_several_chunks_at_once(page_size):
         ]
         out = attend(layer, torch.cat(rows, dim=1), None, None).cpu().double()
         assert (out - torch.cat(expected)).abs().max() < 2e-3
+
+
+def filled(shape, length, seed=0):
+    """Pages of random K and V for one sequence, in any order: (kv_layer, block table, k, v)."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    count = -(-length // shape.page_size)
+    size = (count + 1, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
+    kv_layer = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+    pages = torch.randperm(count, generator=generator, device="cuda").int() + 1
+    k, v = torch.randn(
+        2, length, shape.num_kv_heads, shape.head_dim, generator=generator, device="cuda"
+    ).half()
+    position = torch.arange(length, device="cuda")
+    slots = pages.long()[position // shape.page_size] * shape.page_size
+    slots += position % shape.page_size
+    write_kv(kv_layer, kv_rows(slots, kv_layer), k, v)
+    return kv_layer, pages, k, v
+
+
+@pytest.mark.gpu
+def test_one_graph_reads_chunks_of_every_length_and_context():
+    pytest.importorskip("flashinfer")
+    torch.manual_seed(1)
+    shape, length, size = shape_of(), 3000, 64
+    kv_layer, pages, k, v = filled(shape, length)
+    static = FlashInferPrefill(shape, SPECS).static(size, len(pages))
+    q = torch.randn(size, shape.num_qo_heads, shape.head_dim, device="cuda").half()
+    outs = [torch.empty_like(q) for _ in SPECS]
+    static.rehearse(size)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for spec, out in zip(SPECS, outs, strict=True):
+            static.run(q, kv_layer, out, spec)
+    for end, new in ((64, 64), (3000, 64), (1, 1), (2999, 1), (1000, 33), (33, 20)):
+        static.plan([PrefillChunk(pages[: -(-end // shape.page_size)], end, new)])
+        graph.replay()
+        for spec, out in zip(SPECS, outs, strict=True):
+            expected = causal(q[:new], k[:end], v[:end], spec, end - new)
+            assert (out[:new].cpu().double() - expected).abs().max() < 2e-3
+
+
+@pytest.mark.gpu
+def test_a_short_chunk_of_a_long_context_with_a_large_group():
+    """It is split among all programs, whose partial results pass FlashInfer's usual workspace."""
+    pytest.importorskip("flashinfer")
+    torch.manual_seed(2)
+    shape = AttentionShape(16, 2, 128, 16, torch.float16, torch.device("cuda"))
+    length, new = 40_000, 16
+    kv_layer, pages, k, v = filled(shape, length)
+    paged = FlashInferPrefill(shape, SPECS[:1])
+    q = torch.randn(new, shape.num_qo_heads, shape.head_dim, device="cuda").half()
+    out = torch.empty_like(q)
+    paged.plan([PrefillChunk(pages, length, new)])
+    paged.run(q, kv_layer, out, SPECS[0])
+    expected = causal(q, k, v, SPECS[0], length - new)
+    assert (out.cpu().double() - expected).abs().max() < 2e-3
