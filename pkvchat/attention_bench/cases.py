@@ -60,19 +60,20 @@ def grid(
 ) -> Iterator[Case]:
     """Every batch size, mean length and group size; rows of one length and, from two, ragged.
 
-    max_tokens: of a batch, summed over its KV heads; what is larger is left out.
+    num_qo_heads: at most; of 32, groups of 7 are 28 over 4 KV heads. max_tokens: of a batch, summed
+    over its KV heads; what is larger is left out.
     """
     for group in groups:
         kv_heads = num_qo_heads // group
+        qo_heads = kv_heads * group
         for batch in batches:
             for length in lengths:
                 if batch * length * kv_heads > max_tokens:
                     continue
                 name = f"G{group} B{batch} {_short(length)}"
-                yield Case(name, (length,) * batch, num_qo_heads, kv_heads)
+                yield Case(name, (length,) * batch, qo_heads, kv_heads)
                 if batch > 1:
-                    rows = ragged(batch, length)
-                    yield Case(f"{name} ragged", rows, num_qo_heads, kv_heads)
+                    yield Case(f"{name} ragged", ragged(batch, length), qo_heads, kv_heads)
 
 
 def ragged(batch: int, mean: int) -> tuple[int, ...]:

@@ -173,7 +173,7 @@ def _cases(options: BenchOptions, device: torch.device) -> dict[Heads, list[Case
 def _grid(options: BenchOptions, device: torch.device) -> Iterator[Case]:
     qo_heads = options.heads[0]
     for group in options.groups:
-        if qo_heads % group:
+        if group > qo_heads:
             raise UsageError(f"--group {group}: {qo_heads} query heads make no such groups")
     one_head = _shape(options, (1, 1), device)
     max_tokens = _GRID_BYTES[device.type] // kv_bytes([1], one_head)

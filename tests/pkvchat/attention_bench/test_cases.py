@@ -53,3 +53,8 @@ def test_the_grid_is_every_combination_that_fits():
     fewer = list(grid([1, 2], [512, 1024], [1, 4], num_qo_heads=8, max_tokens=1024 * 8))
     assert "G1 B2 1k" not in {case.name for case in fewer}
     assert "G4 B2 1k" in {case.name for case in fewer}
+
+
+def test_groups_that_do_not_divide_the_heads_take_the_most_there_is_room_for():
+    (case,) = grid([1], [512], [7], num_qo_heads=32, max_tokens=1 << 20)
+    assert (case.num_qo_heads, case.num_kv_heads) == (28, 4)

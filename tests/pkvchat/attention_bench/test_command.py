@@ -52,7 +52,7 @@ def bench(*args):
         (["--max-active", "5000"], "--max-active: '5000' must be a whole number from 1 to 1024"),
         (["--hole-fraction", "1"], "--hole-fraction: '1' must be a number from 0 to 0.9"),
         (["--batch", "1,,2"], "--batch: '' must be a whole number of at least 1"),
-        (["--group", "3", "--grid", "--device", "cpu"], "--group 3: 8 query heads make no such"),
+        (["--group", "9", "--grid", "--device", "cpu"], "--group 9: 8 query heads make no such"),
         (
             ["--grid", "--length", "9" * 12, "--device", "cpu"],
             "has at most 128 MiB of KV in a layer",
