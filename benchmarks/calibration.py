@@ -1,9 +1,10 @@
 """How well the policy's cost model fits this GPU: each calibration case, measured and predicted.
 
 ``python benchmarks/calibration.py`` measures as ``pkvchat calibrate`` does and prints a Markdown
-table: microseconds of a layer, measured ~ predicted, for each num_splits; and what the policy
-picks, beside the case that was really fastest with its planning. Then how long the policy itself
-takes on the host. It keeps no record, but ``--save kernels/shipped`` writes the one to ship.
+table for each shape: microseconds of a layer, measured ~ predicted, for each num_splits; and what
+the policy picks, beside the case that was really fastest with its planning. Then how long the
+policy itself takes on the host. It keeps no record, but ``--save kernels/shipped`` writes those to
+ship.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -22,32 +24,40 @@ from pkvchat.kernels.measure_costs import Case, sample_costs
 from pkvchat.kernels.policy import create_policy
 from pkvchat.kernels.records import VERSION, shape_key, shipped_name
 from pkvchat.kernels.registry import STRATEGIES, why_unavailable
+from pkvchat.startup import QUANTISED, TORCH_DTYPES
 
 NUM_LAYERS = 32  # over which one step's planning is spread
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--heads", default="32/8", help="query heads/KV heads [%(default)s]")
+    parser.add_argument("--heads", default="32/8", help="query heads/KV heads, ... [%(default)s]")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--page-size", type=int, default=16)
-    parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="bfloat16")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write the record to ship there")
+    parser.add_argument("--dtype", choices=("f16", "bf16"), default="bf16")
+    parser.add_argument("--kv-dtype", default="", help="of the KV cache, ...: f16, bf16, fp8, q8_0")
+    parser.add_argument("--budget", type=float, default=36.0, help="seconds a shape [%(default)s]")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write the records to ship there")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no CUDA device is visible; this benchmark needs one")
-    qo_heads, kv_heads = map(int, args.heads.split("/"))
-    dtype, device = getattr(torch, args.dtype), torch.device("cuda")
-    shape = AttentionShape(qo_heads, kv_heads, args.head_dim, args.page_size, dtype, device)
-    names = [name for name in STRATEGIES if not why_unavailable(name, shape)]
-    calibration = report(shape, names)
+    dtype, device = TORCH_DTYPES[args.dtype], torch.device("cuda", 0)
+    for heads, kv_dtype in product(args.heads.split(","), args.kv_dtype.split(",")):
+        qo_heads, kv_heads = map(int, heads.split("/"))
+        kv = {**TORCH_DTYPES, **QUANTISED, "": dtype}[kv_dtype]
+        shape = AttentionShape(qo_heads, kv_heads, args.head_dim, args.page_size, dtype, device, kv)
+        print(f"\n## {shape_key(shape)['shape']}\n")
+        calibration = report(shape, args.budget)
+        if args.save:
+            save(args.save, shape, calibration)
     time_decisions(shape, calibration)
-    if args.save:
-        save(args.save, shape, calibration)
 
 
-def report(shape: AttentionShape, names: list[str]) -> Calibration:
-    measured = sample_costs(shape, names, lambda *_: None, budget_s=60.0)
+def report(shape: AttentionShape, budget_s: float) -> Calibration:
+    names = [name for name in STRATEGIES if not why_unavailable(name, shape)]
+    start = time.perf_counter()
+    measured = sample_costs(shape, names, lambda *_: None, budget_s)
+    print(f"measured in {time.perf_counter() - start:.1f} s")
     costs = {name: found.cost() for name, found in measured.items()}
 
     def predicted(name: str, case: Case) -> float:
@@ -57,8 +67,9 @@ def report(shape: AttentionShape, names: list[str]) -> Calibration:
     for name, found in measured.items():
         errors = [abs(predicted(name, case) / case.run_us - 1) for case in found.cases]
         print(
-            f"{name}: error {statistics.median(errors):.1%} median, {max(errors):.1%} at most;"
-            f" planning {costs[name].plan:.0f} us; outside a graph {costs[name].eager:.0f} us more"
+            f"{name}: error {costs[name].error:.1%} where strategies are close, "
+            f"{statistics.median(errors):.1%} in the median, {max(errors):.1%} at most; "
+            f"planning {costs[name].plan:.0f} µs; outside a graph {costs[name].eager:.0f} µs more"
         )
     calibration = Calibration(count_workers(shape.device), costs)
     policy = create_policy("adaptive", shape, calibration, names, NUM_LAYERS)
@@ -80,7 +91,7 @@ def report(shape: AttentionShape, names: list[str]) -> Calibration:
 
 def time_decisions(shape: AttentionShape, calibration: Calibration) -> None:
     """Host time of ``choose``, over a chat's steps: rows of different lengths that grow."""
-    print("\n| rows | choose, median us | 99% of steps within |\n|---|---|---|")
+    print("\n| rows | choose, median µs | 99% of steps within |\n|---|---|---|")
     for rows in (1, 2, 4, 8, 16, 32, 64):
         policy = create_policy("adaptive", shape, calibration, list(calibration.costs), NUM_LAYERS)
         times = []
