@@ -19,7 +19,7 @@ from .batch import AttentionShape, DecodeBatch, LayerSpec
 from .launch_triton import BoundKernel
 from .merge_triton import MERGE_WARPS, MergeBlock, merge_states
 from .tile_config import TileConfig
-from .triton_strategy import TritonStrategy
+from .triton_strategy import Launches, TritonStrategy
 
 
 @triton.jit
@@ -117,8 +117,6 @@ class SplitTriton(TritonStrategy):
         self._num_splits = torch.ones(1, dtype=torch.int32, device=shape.device)
         self._written = 1  # what it holds
         self._overlap = False
-        self._attends: dict[tuple[LayerSpec, bool], BoundKernel] = {}
-        self._merges: dict[tuple[LayerSpec, int], tuple[BoundKernel, tuple[int, ...]]] = {}
 
     def max_splits(self, batch_size: int) -> int:
         """The grid's width: splits enough for two programs where workqueue has one."""
@@ -140,34 +138,27 @@ class SplitTriton(TritonStrategy):
         # The kernel reads num_splits and the lengths before it waits for the kernel in front of
         # it, so the first layer may not overlap what writes them.
         overlap, self._overlap = self._overlap, self.config.pdl
-        rows = len(batch)
-        if (spec, overlap) not in self._attends:
-            self._attends[spec, overlap] = self._bind_attend(spec, overlap)
-        if (spec, rows) not in self._merges:
-            self._merges[spec, rows] = self._bind_merge(spec, rows)
-        attend, (merge, merge_grid) = self._attends[spec, overlap], self._merges[spec, rows]
-        table, lens = batch.block_table, batch.seq_lens
-        grid = (self.shape.num_kv_heads, rows, self.max_splits(rows))
-        attend(grid, q, kv_layer, spec.sinks, out, table, table.stride(0), lens)
-        merge(merge_grid, out, lens)
+        rows, table, lens = len(batch), batch.block_table, batch.seq_lens
+        bound = self._launches(spec, overlap, rows)
+        layer = q, kv_layer, spec.sinks, out
+        bound.attend(bound.attend_grid, *layer, table, table.stride(0), lens)
+        bound.merge(bound.merge_grid, out, lens)
 
-    def _bind_attend(self, spec: LayerSpec, overlap: bool) -> BoundKernel:
-        return BoundKernel(
+    def _bind(self, spec: LayerSpec, overlap: bool, rows: int) -> Launches:
+        shape, config, compiled = self.shape, self.config, self._compiled(spec)
+        attend = BoundKernel(
             _attend_kernel,
             states=self._states,
             num_splits_ptr=self._num_splits,
             window=spec.window,
             scale=spec.scale,
             softcap=spec.softcap,
-            C=self._compiled(spec),
+            C=compiled,
             PDL=overlap,
-            num_warps=self.config.num_warps,
+            num_warps=config.num_warps,
             launch_pdl=overlap,
         )
-
-    def _bind_merge(self, spec: LayerSpec, rows: int) -> tuple[BoundKernel, tuple[int, ...]]:
-        """And its grid."""
-        shape, max_splits = self.shape, self.max_splits(rows)
+        max_splits = self.max_splits(rows)
         block = MergeBlock.of(shape, max_splits / 2)
         merge = BoundKernel(
             _merge_kernel,
@@ -175,10 +166,11 @@ class SplitTriton(TritonStrategy):
             num_splits_ptr=self._num_splits,
             window=spec.window,
             max_splits=max_splits,
-            C=self._compiled(spec),
+            C=compiled,
             BLOCK=block,
-            PDL=self.config.pdl,
+            PDL=config.pdl,
             num_warps=MERGE_WARPS,
-            launch_pdl=self.config.pdl,
+            launch_pdl=config.pdl,
         )
-        return merge, block.grid(shape, rows)
+        grid = (shape.num_kv_heads, rows, max_splits)
+        return Launches(attend, grid, merge, block.grid(shape, rows))

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from dataclasses import dataclass
+
 import torch
 
 from .batch import AttentionShape, LayerSpec
+from .launch_triton import BoundKernel
 from .merge_triton import allocate_states
 from .paged_strategy import PagedStrategy
 from .strategy import StrategyUnavailable
 from .tile_config import KernelShape, TileConfig, power_of_two, tile_config
 
 _MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True)
+class Launches:
+    """A layer's two kernels, bound to what stays the same from layer to layer."""
+
+    attend: BoundKernel
+    attend_grid: tuple[int, ...]
+    merge: BoundKernel
+    merge_grid: tuple[int, ...]
 
 
 class TritonStrategy(PagedStrategy):
@@ -24,6 +38,19 @@ class TritonStrategy(PagedStrategy):
             raise StrategyUnavailable(f"{self.name} {reason}")
         self.config = config or tile_config(shape)
         self._states = allocate_states(2 * self.config.num_programs, shape)
+        self._bound: dict[tuple[LayerSpec, bool, int], Launches] = {}
+
+    def _launches(self, spec: LayerSpec, overlap: bool, rows: int) -> Launches:
+        """overlap: with the kernel in front. rows: of the batch."""
+        key = spec, overlap, rows
+        launches = self._bound.get(key)
+        if launches is None:
+            launches = self._bound[key] = self._bind(*key)
+        return launches
+
+    @abstractmethod
+    def _bind(self, spec: LayerSpec, overlap: bool, rows: int) -> Launches:
+        """All but ``spec.sinks``, in which equal specs may differ."""
 
     def _compiled(self, spec: LayerSpec) -> KernelShape:
         return KernelShape.of(self.shape, self.config, spec.softcap > 0)

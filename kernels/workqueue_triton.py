@@ -23,7 +23,7 @@ from .launch_triton import BoundKernel
 from .merge_triton import MERGE_WARPS, MergeBlock, merge_states
 from .planner_triton import MAX_BATCH, Plan, segment_cost, share_planner
 from .tile_config import TileConfig
-from .triton_strategy import TritonStrategy
+from .triton_strategy import Launches, TritonStrategy
 
 
 @triton.jit(do_not_specialize=["table_stride", "batch", "window"])
@@ -139,23 +139,12 @@ class WorkqueueTriton(TritonStrategy):
         super().__init__(shape, config)
         self._plans: dict[int, tuple[Plan, Callable[[torch.Tensor], None]]] = {}  # by window
         self._planned: set[int] = set()  # windows planned for this batch
-        self._attends: dict[tuple[LayerSpec, bool], BoundKernel] = {}
-        self._merges: dict[tuple[LayerSpec, int], tuple[BoundKernel, tuple[int, ...]]] = {}
 
     def _plan(self, batch: DecodeBatch, num_splits: int) -> None:
         """Each window is planned on the device at its first layer."""
         if len(batch) > MAX_BATCH:
             raise ValueError(f"a batch of {len(batch)} rows; at most {MAX_BATCH} are supported")
         self._planned.clear()
-
-    def _plan_for(self, batch: DecodeBatch, window: int) -> Plan:
-        if window not in self._plans:
-            self._plans[window] = self._bind_plan(window)
-        plan, fill = self._plans[window]
-        if window not in self._planned:
-            fill(batch.seq_lens)
-            self._planned.add(window)
-        return plan
 
     def _run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
@@ -164,17 +153,21 @@ class WorkqueueTriton(TritonStrategy):
         assert batch is not None, "plan() comes first"
         # The kernel reads the plan before it waits for the kernel in front of it, so it may not
         # overlap the planner.
-        overlap = self.config.pdl and spec.window in self._planned
-        plan, rows = self._plan_for(batch, spec.window), len(batch)
-        if (spec, overlap) not in self._attends:
-            self._attends[spec, overlap] = self._bind_attend(spec, overlap, plan)
-        if (spec, rows) not in self._merges:
-            self._merges[spec, rows] = self._bind_merge(spec, rows, plan)
-        attend, (merge, merge_grid) = self._attends[spec, overlap], self._merges[spec, rows]
-        table, lens = batch.block_table, batch.seq_lens
-        grid = (self.config.num_programs,)
-        attend(grid, q, kv_layer, spec.sinks, out, table, table.stride(0), lens, rows)
-        merge(merge_grid, out, lens)
+        planned = spec.window in self._planned
+        if not planned:
+            self._plan_for(batch, spec.window)
+        rows, table, lens = len(batch), batch.block_table, batch.seq_lens
+        bound = self._launches(spec, self.config.pdl and planned, rows)
+        layer = q, kv_layer, spec.sinks, out
+        bound.attend(bound.attend_grid, *layer, table, table.stride(0), lens, rows)
+        bound.merge(bound.merge_grid, out, lens)
+
+    def _plan_for(self, batch: DecodeBatch, window: int) -> None:
+        if window not in self._plans:
+            self._plans[window] = self._bind_plan(window)
+        _, fill = self._plans[window]
+        fill(batch.seq_lens)
+        self._planned.add(window)
 
     def _bind_plan(self, window: int) -> tuple[Plan, Callable[[torch.Tensor], None]]:
         """And what fills it."""
@@ -190,8 +183,10 @@ class WorkqueueTriton(TritonStrategy):
             padding=config.padding,
         )
 
-    def _bind_attend(self, spec: LayerSpec, overlap: bool, plan: Plan) -> BoundKernel:
-        return BoundKernel(
+    def _bind(self, spec: LayerSpec, overlap: bool, rows: int) -> Launches:
+        shape, config, compiled = self.shape, self.config, self._compiled(spec)
+        plan, _ = self._plans[spec.window]
+        attend = BoundKernel(
             _attend_kernel,
             states=self._states,
             starts_ptr=plan.starts,
@@ -199,17 +194,11 @@ class WorkqueueTriton(TritonStrategy):
             window=spec.window,
             scale=spec.scale,
             softcap=spec.softcap,
-            C=self._compiled(spec),
+            C=compiled,
             PDL=overlap,
-            num_warps=self.config.num_warps,
+            num_warps=config.num_warps,
             launch_pdl=overlap,
         )
-
-    def _bind_merge(
-        self, spec: LayerSpec, rows: int, plan: Plan
-    ) -> tuple[BoundKernel, tuple[int, ...]]:
-        """And its grid."""
-        shape, config = self.shape, self.config
         block = MergeBlock.of(shape, config.num_programs / (rows * shape.num_kv_heads))
         merge = BoundKernel(
             _merge_kernel,
@@ -218,10 +207,10 @@ class WorkqueueTriton(TritonStrategy):
             share_ptr=plan.share,
             window=spec.window,
             num_programs=config.num_programs,
-            C=self._compiled(spec),
+            C=compiled,
             BLOCK=block,
             PDL=config.pdl,
             num_warps=MERGE_WARPS,
             launch_pdl=config.pdl,
         )
-        return merge, block.grid(shape, rows)
+        return Launches(attend, (config.num_programs,), merge, block.grid(shape, rows))
