@@ -6,6 +6,7 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from types import FrameType
 
@@ -13,7 +14,6 @@ from . import clipboard
 from .chats import Chat, Message
 from .clean import one_line, visible
 from .commands.command import CommandError
-from .commands.host import Host
 from .commands.table import CommandTable
 from .errors import ChatError, startup_errors
 from .messages import (
@@ -37,7 +37,9 @@ from .options import EngineOptions
 from .progress_line import ProgressLine
 from .service import ChatService
 from .settings import Settings
-from .store import ChatStore, store_path
+from .store import ChatStore, Found, store_path
+
+_LISTED = 20  # saved chats at most
 
 
 def say(text: str) -> None:
@@ -51,7 +53,7 @@ class Conversation:
     left: the person asked to end the program.
     """
 
-    def __init__(self, settings: Settings, commands: CommandTable[Host]) -> None:
+    def __init__(self, settings: Settings, commands: CommandTable[Conversation]) -> None:
         self.params = settings.sampling
         self.meter = Meter()
         self.left = False
@@ -61,6 +63,7 @@ class Conversation:
         self._service: ChatService | None = _start(settings.engine)  # None: none would start
         self._current = self._fresh()
         self._before_prompt = ""
+        self._found: list[Found] = []  # that /chats has listed last
         self._raw = not sys.stdout.isatty()  # a file gets what the model wrote, a terminal is safe
 
     def _fresh(self) -> OpenChat:
@@ -211,12 +214,41 @@ class Conversation:
         """Where the app finds it."""
         if not self._current.chat.messages:
             raise CommandError("nothing was said yet")
-        store = ChatStore(store_path())
-        try:
+        with _store() as store:
             store.save(self._current.chat, None)
-        finally:
-            store.close()
         return str(store.path)
+
+    def rename(self, title: str) -> None:
+        if not title:
+            raise CommandError("/rename needs a title")
+        self._current.chat.title = one_line(title)
+        say(f"this is now {self._current.chat.title!r}")
+
+    def find(self, words: str) -> None:
+        with _store() as store:
+            self._found = store.find(words, limit=_LISTED)
+        if not self._found:
+            raise CommandError("no saved chat holds that" if words else "no chat is saved yet")
+        for number, found in enumerate(self._found, 1):
+            say(f"{number:>3}  {found.line}")
+        say("/open NUMBER opens one of them.")
+
+    def open_found(self, number: int) -> None:
+        """A chat of those that were listed last, counted from 1."""
+        if not 0 < number <= len(self._found):
+            raise CommandError("/open needs a number that /chats has listed")
+        with _store() as store:
+            chat = store.load(self._found[number - 1].id)
+        if chat.id == self._current.chat.id:
+            raise CommandError("that is the chat you are in")
+        self.open(chat)
+
+    def delete(self) -> None:
+        name = one_line(self._current.chat.name)
+        with _store() as store:
+            store.delete(self._current.chat.id)
+        self.clear()
+        say(f"deleted {name!r}")
 
     def put_in_prompt(self, text: str) -> None:
         self._before_prompt += f"{text}\n"
@@ -243,6 +275,11 @@ class Conversation:
 
     def leave(self) -> None:
         self.left = True
+
+
+def _store() -> closing[ChatStore]:
+    """The saved chats, for as long as a command needs them. Raises ChatError."""
+    return closing(ChatStore(store_path()))
 
 
 def _start(options: EngineOptions) -> ChatService:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .clean import one_line
-from .commands import COMMANDS
-from .commands.command import CommandError
-from .commands.host import Host
+from .commands import COMMANDS as SHARED
+from .commands.command import Command, CommandError, whole
 from .commands.table import CommandTable
 from .conversation import Conversation, say
 from .errors import INTERRUPTED, ChatError
@@ -15,12 +14,20 @@ from .line_input import line_reader
 from .options import MAX_PROMPT
 from .settings import Settings
 
-_COMMANDS: CommandTable[Host] = CommandTable(COMMANDS, elsewhere="the app has more")
+
+def _open(conversation: Conversation, number: str) -> None:
+    conversation.open_found(whole(number))
+
+
+COMMANDS: CommandTable[Conversation] = CommandTable(
+    (*SHARED, Command("open_chat", "open a chat that /chats lists", _open, "", "open", "NUMBER")),
+    elsewhere="the app has more",
+)
 
 
 def run(settings: Settings, prompt: str | None) -> int:
     """Answer ``prompt``, or each line of standard input; returns the exit code."""
-    conversation = Conversation(settings, _COMMANDS)
+    conversation = Conversation(settings, COMMANDS)
     try:
         if prompt is not None:
             return INTERRUPTED if conversation.answer(prompt) == "cancelled" else 0
@@ -35,7 +42,7 @@ def _take_lines(conversation: Conversation) -> int:
     for line in _lines(conversation):
         try:
             if line.startswith("/") and not line.startswith("//"):
-                command, argument = _COMMANDS.find(line)
+                command, argument = COMMANDS.find(line)
                 command.run(conversation, argument)
             else:
                 conversation.answer(line[1:] if line.startswith("//") else line)
@@ -49,7 +56,7 @@ def _take_lines(conversation: Conversation) -> int:
 
 def _lines(conversation: Conversation) -> Iterator[str]:
     """The lines of standard input that say something."""
-    read = line_reader(lambda start: _COMMANDS.completions(conversation, start))
+    read = line_reader(lambda start: COMMANDS.completions(conversation, start))
     number = 0
     while raw := read():
         number += 1

@@ -14,7 +14,8 @@ from typing import Any
 
 from platformdirs import user_data_path
 
-from .chats import Chat, Message, Version
+from .chats import NEW_CHAT, Chat, Message, Version
+from .clean import one_line
 from .errors import ChatError
 
 # What brings a file from each schema version to the next; the last entry's number is ours.
@@ -66,6 +67,19 @@ class Found:
     updated: float
     is_open: bool
     snippet: str = ""
+
+    @property
+    def line(self) -> str:
+        """For a list: its title, how long it has been left alone, and what was found."""
+        snippet = f"  … {one_line(self.snippet)}" if self.snippet else ""
+        return f"{one_line(self.title) or NEW_CHAT}  {_ago(time.time() - self.updated)}{snippet}"
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit} ago"
+    return "just now"
 
 
 def store_path() -> Path:

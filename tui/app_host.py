@@ -5,15 +5,21 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from textual.command import CommandPalette
+from textual.widgets import Input
+
 from pkvchat import clipboard
 from pkvchat.chats import Chat, Message
+from pkvchat.clean import one_line
 from pkvchat.commands.command import CommandError
 from pkvchat.messages import Command, Ready
 from pkvchat.meter import Meter
 from pkvchat.open_chat import OpenChat
 from pkvchat.sampling import SamplingParams
 
+from .dialogs import AskLine
 from .help import HelpScreen
+from .providers import ChatProvider
 
 if TYPE_CHECKING:
     from .app import ChatApp
@@ -91,6 +97,33 @@ class AppHost:
         if self._app.saver.problem:
             raise CommandError(self._app.saver.problem)
         return f"{self._app.saver.store.path}, as always"
+
+    def rename(self, title: str) -> None:
+        tab = self._app.tab
+        if title:
+            self._set_title(tab, title)
+        else:
+            question = AskLine("Title", tab.chat.title)
+            self._app.push_screen(question, partial(self._set_title, tab))
+
+    def _set_title(self, tab: OpenChat, title: str | None) -> None:
+        """None, or nothing in it: a person thought better of it."""
+        tab.chat.title = one_line(title or "") or tab.chat.title
+        self._app.saver.soon(tab)
+        self._app.draw_around()
+
+    def find(self, words: str) -> None:
+        if self._app.saver.store is None:
+            raise CommandError("chats are not being saved, so there are none to find")
+        search = CommandPalette([ChatProvider], placeholder="Search all chats")
+        self._app.push_screen(search)
+        search.call_after_refresh(lambda: setattr(search.query_one(Input), "value", words))
+
+    def delete(self) -> None:
+        tab = self._app.tab
+        self._app.remove_tab(tab)
+        self._app.saver.delete(tab.chat)
+        self._app.notify(f"Deleted {tab.chat.name}.", markup=False, timeout=3)
 
     def put_in_prompt(self, text: str) -> None:
         self._app.composer.put_back(text)

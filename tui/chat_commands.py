@@ -5,14 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from textual.command import CommandPalette
-
-from pkvchat.clean import one_line
 from pkvchat.commands.command import Command, CommandError
 from pkvchat.open_chat import OpenChat
-
-from .dialogs import AskLine
-from .providers import ChatProvider
 
 if TYPE_CHECKING:
     from .app import ChatApp
@@ -58,36 +52,6 @@ def move_chat(step: int, app: ChatApp, _: str) -> None:
         app.draw_around()
 
 
-def rename_chat(app: ChatApp, title: str) -> None:
-    if title:
-        set_title(app, app.tab, title)
-    else:
-        tab = app.tab
-        app.push_screen(AskLine("Title", tab.chat.title), partial(set_title, app, tab))
-
-
-def set_title(app: ChatApp, tab: OpenChat, title: str | None) -> None:
-    """None, or nothing in it: a person thought better of it."""
-    tab.chat.title = one_line(title or "") or tab.chat.title
-    app.saver.soon(tab)
-    app.draw_around()
-
-
-def find_chat(app: ChatApp, _: str) -> None:
-    """All saved chats, searched by any word said in them."""
-    if app.saver.store is None:
-        raise CommandError("chats are not being saved, so there are none to find")
-    app.push_screen(CommandPalette([ChatProvider], placeholder="Search all chats"))
-
-
-def delete_chat(app: ChatApp, _: str) -> None:
-    """For good, from disk too; only asked for by name."""
-    tab = app.tab
-    app.remove_tab(tab)
-    app.saver.delete(tab.chat)
-    app.notify(f"Deleted {tab.chat.name}.", markup=False, timeout=3)
-
-
 COMMANDS: tuple[Command[ChatApp], ...] = (
     Command("new_chat", "new chat", new_chat, "ctrl+t", "new"),
     Command("close_chat", "close this chat", close_chat, "ctrl+w", "close"),
@@ -100,7 +64,4 @@ COMMANDS: tuple[Command[ChatApp], ...] = (
     ),
     Command("move_left", "move this tab left", partial(move_chat, -1), "alt+pageup"),
     Command("move_right", "move this tab right", partial(move_chat, 1), "alt+pagedown"),
-    Command("find_chat", "find a saved chat", find_chat, "ctrl+o", "chats"),
-    Command("rename_chat", "rename this chat", rename_chat, "f2", "rename", "TITLE"),
-    Command("delete_chat", "delete this chat for good", delete_chat, slash="delete"),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,8 +9,6 @@ from typing import TYPE_CHECKING
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 
-from pkvchat.chats import NEW_CHAT
-from pkvchat.clean import one_line
 from pkvchat.store import Found
 
 if TYPE_CHECKING:
@@ -61,14 +58,4 @@ class ChatProvider(Provider):
 
 
 def _line(found: Found) -> str:
-    mark = "● " if found.is_open else "  "
-    title = one_line(found.title) or NEW_CHAT
-    snippet = f"  … {one_line(found.snippet)}" if found.snippet else ""
-    return f"{mark}{title}  {_age(time.time() - found.updated)}{snippet}"
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{int(seconds // length)} {unit} ago"
-    return "just now"
+    return f"{'●' if found.is_open else ' '} {found.line}"

@@ -40,6 +40,20 @@ def save(host: Host, _: str) -> None:
     host.say(f"saved in {host.save()}")
 
 
+def rename(host: Host, title: str) -> None:
+    host.rename(title)
+
+
+def find(host: Host, words: str) -> None:
+    """All saved chats, searched by any words said in them."""
+    host.find(words)
+
+
+def delete(host: Host, _: str) -> None:
+    """For good; only asked for by name."""
+    host.delete()
+
+
 def export(host: Host, name: str) -> None:
     if not name:
         raise CommandError("/export needs a file name ending in .md or .json")
@@ -73,6 +87,9 @@ COMMANDS: tuple[Command[Host], ...] = (
     Command("clear_chat", "start afresh", clear, slash="clear"),
     Command("fork_chat", "fork this chat, at the chosen message if any", fork, slash="fork"),
     Command("duplicate_chat", "duplicate this chat", duplicate, slash="duplicate"),
+    Command("find_chat", "find a saved chat", find, "ctrl+o", "chats", "WORDS"),
+    Command("rename_chat", "rename this chat", rename, "f2", "rename", "TITLE"),
+    Command("delete_chat", "delete this chat for good", delete, slash="delete"),
     Command("save_chat", "save this chat and say where", save, slash="save"),
     Command("export_chat", "write this chat to a file", export, "", "export", "FILE", paths),
     Command("load_chat", "open a chat from a JSON file", load, "", "load", "FILE", paths),

@@ -58,6 +58,21 @@ class Host(Protocol):
     def save(self) -> str:
         """Write the current chat down; returns where. Raises ChatError."""
 
+    def rename(self, title: str) -> None:
+        """Give the current chat this title; "" where a person has yet to say it.
+
+        Raises CommandError.
+        """
+
+    def find(self, words: str) -> None:
+        """List the saved chats that hold ``words``, for a person to open one.
+
+        Raises CommandError.
+        """
+
+    def delete(self) -> None:
+        """Delete the current chat, from disk too, and turn to another. Raises ChatError."""
+
     def put_in_prompt(self, text: str) -> None:
         """Set ``text`` before what is being typed."""
 

@@ -1,25 +1,24 @@
-"""Plain mode's engine, where a start of it fails or is interrupted."""
+"""Plain mode's chats, and its engine where a start of it fails or is interrupted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import pkvchat.conversation
-from pkvchat.commands import COMMANDS
 from pkvchat.commands.command import CommandError
-from pkvchat.commands.table import CommandTable
 from pkvchat.conversation import Conversation
 from pkvchat.errors import ChatError
 from pkvchat.options import EngineOptions
+from pkvchat.plain import COMMANDS
 from pkvchat.settings import Settings
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Conversation]:
-    made = Conversation(Settings(engine=EngineOptions(context=64)), CommandTable(COMMANDS))
+    made = Conversation(Settings(engine=EngineOptions(context=64)), COMMANDS)
     yield made
     made.close()
 
@@ -32,7 +31,7 @@ def conversation(shared: Conversation) -> Conversation:
 
 
 def run(conversation: Conversation, line: str) -> None:
-    command, argument = conversation._commands.find(line)
+    command, argument = COMMANDS.find(line)
     command.run(conversation, argument)
 
 
@@ -84,3 +83,53 @@ def test_no_engine_refuses_in_one_line_and_starts_again(
     run(conversation, "/regen")
     assert conversation.ready is not None
     assert conversation.ready.context == 64
+
+
+@pytest.fixture
+def said(
+    conversation: Conversation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[[str], str]:
+    """said(line): run a command, and return what came of it; ``tmp_path`` has the saved chats."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+    def run_and_read(line: str) -> str:
+        run(conversation, line)
+        return capsys.readouterr().err
+
+    run_and_read("/clear")
+    return run_and_read
+
+
+def test_saved_chats_are_listed_opened_renamed_and_deleted(
+    conversation: Conversation, said: Callable[[str], str]
+) -> None:
+    for title in ("rivers", "birds"):
+        conversation.current.chat.add("user", f"about {title}")
+        assert said(f"/rename [{title}]") == f"this is now '[{title}]'\n"
+        said("/save")
+        said("/clear")
+    listed = said("/chats").splitlines()
+    assert [line.split("  ")[:3] for line in listed[:2]] == [
+        ["", "1", "[birds]"],
+        ["", "2", "[rivers]"],
+    ]
+    assert said("/chats about RIVERS").startswith("  1  [rivers]  just now  … about rivers")
+    assert said("/open 1") == "this is now '[rivers]'\n"
+    assert [m.text for m in conversation.current.chat.messages] == ["about rivers"]
+    with pytest.raises(CommandError, match="that is the chat you are in"):
+        said("/open 1")
+    assert said("/delete") == "deleted '[rivers]'\n"
+    assert conversation.current.chat.messages == []
+    assert "rivers" not in said("/chats")
+    with pytest.raises(CommandError, match="no saved chat holds that"):
+        said("/chats about rivers")
+
+
+@pytest.mark.parametrize("line", ["/rename", "/open", "/open 1", "/open birds", "/chats", "/save"])
+def test_what_cannot_be_done_with_no_chats_is_told(said: Callable[[str], str], line: str) -> None:
+    said("/delete")  # of a chat that was never saved
+    with pytest.raises(CommandError):
+        said(line)

@@ -108,3 +108,11 @@ async def test_the_app_starts_beside_a_damaged_file(open_app: OpenApp, store: Ch
         await window.settle(lambda: "cannot be read" in " ".join(window.notes))
         await window.ask("hello")
         await window.settle(lambda: not window.app.tab.busy)
+
+
+async def test_words_after_the_command_are_searched_for(open_app: OpenApp, two: ChatStore) -> None:
+    async with open_app(store=two) as window:
+        await window.send("/chats salt")
+        await window.shows("… salt [water]")
+        await window.press("backspace", "escape")
+        assert len(window.app.screen_stack) == 1
