@@ -17,5 +17,5 @@ strategies by name.
   (CPU) and ``quant_linear`` (CUDA) keep GGUF's blocks quantised.
 - ``norm``, ``rope``, ``activation``; ``bandwidth`` for benchmarks.
 
-A module in _triton is the CUDA form of its namesake.
+A module in _triton is the CUDA form of its namesake; ``launch_triton`` starts their kernels.
 """

@@ -28,7 +28,8 @@ class BoundKernel:
 
     Where it has been compiled for such arguments before, it is launched directly: on the current
     device and stream, as by Triton. Launches that hooks watch, and those that this Triton or this
-    device makes in another way, are left to Triton.
+    device makes in another way, are left to Triton. What changes in Triton's environment is not
+    seen once a kernel is compiled.
     """
 
     def __init__(self, kernel: Any, **bound: Any) -> None:
