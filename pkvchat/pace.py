@@ -1,17 +1,18 @@
 """How many rows a step with a prompt has, so that the answers that decode beside it keep streaming.
 
-Beside answers, a step may take SLOWER times as long as an undisturbed one, or PAUSE_S where that is
-longer, which nobody sees; what it takes beyond the former is made up for by steps without a prompt.
-So the mean time between two tokens of an answer stays within twice that of an answer with nothing
-beside it. Among the sizes that keep to this, a small one is taken where it reads prompts nearly as
-fast as the best.
+Beside answers, a step may take SLOWER times as long as an undisturbed one, or as long as a pause
+that nobody minds; what it takes beyond the former is made up for by steps without a prompt. So the
+mean time between two tokens of an answer stays within twice that of an answer with nothing beside
+it. Among the sizes that keep to this, a small one is taken where it reads prompts nearly as fast as
+the best.
 """
 
 from __future__ import annotations
 
 MIN_CHUNK = 16  # tokens
 SLOWER = 1.9  # the aim is 2; what a prompt's last step took is made up for when it has been read
-PAUSE_S = 0.05
+PAUSES_S = (0.05, 0.15)  # from and to; between them, PAUSE_TOKENS undisturbed steps
+PAUSE_TOKENS = 5
 _FIRST = 64  # rows beside answers, before anything is known
 _NEARLY = 0.75  # of the best speed, beside answers
 _SAME = 0.97
@@ -107,7 +108,7 @@ class PrefillPace:
         if not sizes or not times:
             return min(sizes, key=lambda size: abs(size - _FIRST), default=self.max_chunk)
         allowed, paid = SLOWER * self._decode_s, (SLOWER - 1) * self._decode_s
-        limit = max(allowed, PAUSE_S)
+        limit = max(allowed, longest_pause(self._decode_s))
         largest, smallest = max(times), min(times)
         twice_as_large = 2 * times[largest] - self._decode_s  # or less
         if 2 * largest in sizes and twice_as_large <= limit:
@@ -120,6 +121,12 @@ class PrefillPace:
                 undisturbed = max(0.0, step_s - allowed) / paid if paid else 0.0
                 rates[size] = size / (step_s + undisturbed * self._decode_s)
         return min(_near_best(rates, _NEARLY))
+
+
+def longest_pause(decode_s: float) -> float:
+    """Seconds; decode_s: of an undisturbed step."""
+    shortest, longest = PAUSES_S
+    return min(max(shortest, PAUSE_TOKENS * decode_s), longest)
 
 
 def _near_best(rates: dict[int, float], share: float) -> list[int]:
