@@ -185,7 +185,7 @@ def time_steps(
     runner, strategies = engine.runner, kernels.strategies
     if runner.graphs is None:
         return []
-    bench = StepBench(runner.graphs, strategies, costs, engine.pool.capacity, engine.context)
+    bench = StepBench(runner, strategies, costs, engine.pool.capacity, engine.context)
     config = runner.model.config
     nbytes = runner.model.step_nbytes()
     return calibrator.steps(

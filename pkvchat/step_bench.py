@@ -1,6 +1,7 @@
 """Times whole decode steps of the model under each strategy, so that the policy knows this model.
 
-They run as a chat's steps do, through CUDA graphs, which the first answers then find captured.
+They run through CUDA graphs, as a chat's steps do, but through graphs of their own: what chats need
+no memory for is gone when the chats come.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from pkvchat.kernels.strategy import Strategy
 from pkvchat.kernels.surcharge import StepTimes
 
 from .graph_runner import StepGraphs
+from .runner import ModelRunner
 from .sequence import Sequence
 
 STAGE = "timing decode steps"
 # (rows, tokens of each); where time is short, the first ones.
 _BATCHES = (
     (1, 8192), (1, 128), (1, 32768), (8, 2048), (2, 2048), (4, 2048), (1, 2048), (1, 512),
-    (8, 16384), (16, 2048), (2, 16384), (4, 16384), (1, 131072), (8, 256), (2, 256), (4, 256),
-    (32, 1024), (16, 256),
+    (1, 131072), (8, 16384), (8, 256), (2, 16384), (2, 256), (4, 16384), (4, 256), (16, 2048),
+    (16, 256), (32, 1024),
 )  # fmt: skip
 _BUDGET_S, _THOROUGH_S = 0.7, 6.0  # of steps; compiling and capturing come on top
 _STEPS, _SAMPLES = 2, 2
@@ -33,28 +35,27 @@ class StepBench:
 
     def __init__(
         self,
-        graphs: StepGraphs,
+        runner: ModelRunner,
         strategies: Mapping[str, Strategy],
         costs: CostModel,
         num_pages: int,
         context: int,
     ) -> None:
         """num_pages: of the cache, beside scratch page 0. context: tokens a row may have."""
-        self._graphs, self._costs = graphs, costs
+        self._runner, self._costs = runner, costs
         self.strategies = {name: each for name, each in strategies.items() if each.capturable}
         self._num_pages, self._context = num_pages, context
+        self._graphs = 0, self._new_graphs()  # rows that they are for
 
     def times(self, progress: Progress, *, thorough: bool = False) -> list[StepTimes]:
         """Nothing where there is no choice; what there is when memory runs out.
 
         thorough: more batches, some seconds instead of one.
         """
-        if len(self.strategies) < 2:
-            return []
         found: list[StepTimes] = []
         batches = [batch for batch in _BATCHES if self._has_room(*batch)]
         left_us = 1e6 * (_THOROUGH_S if thorough else _BUDGET_S)
-        for done, (rows, length) in enumerate(batches):
+        for done, (rows, length) in enumerate(batches if len(self.strategies) > 1 else []):
             if left_us < 0:
                 break
             progress(STAGE, done, len(batches))
@@ -62,23 +63,19 @@ class StepBench:
                 us = self._time(rows, length)
             except torch.OutOfMemoryError:
                 break
-            found.append(StepTimes(rows, length, us))
-            left_us -= sum(us.values()) * _SAMPLES * (_STEPS + 1)
+            if us is not None:
+                found.append(StepTimes(rows, length, us))
+                left_us -= sum(us.values()) * _SAMPLES * (_STEPS + 1)
         return found
 
     def _has_room(self, rows: int, length: int) -> bool:
-        """In the context, in the cache and in graphs."""
+        """In the context and in the cache."""
         pages = rows * -(-length // self._costs.shape.page_size)
-        strategies = self.strategies.values()
-        return (
-            length <= self._context
-            and pages <= self._num_pages
-            and all(self._graphs.covers(strategy, rows) for strategy in strategies)
-        )
+        return length <= self._context and pages <= self._num_pages
 
     @torch.inference_mode()
-    def _time(self, rows: int, length: int) -> dict[str, float]:
-        """Microseconds of a step by strategy; they take turns."""
+    def _time(self, rows: int, length: int) -> dict[str, float] | None:
+        """Microseconds of a step by strategy, taken in turns; None where one has no graph."""
         count = -(-length // self._costs.shape.page_size)
         sequences = [
             Sequence(
@@ -89,27 +86,44 @@ class StepBench:
             )
             for row in range(rows)
         ]
+        if self._graphs[0] != rows:
+            self._graphs = rows, self._new_graphs()
+        graphs = self._graphs[1]
+        if not all(graphs.covers(strategy, rows) for strategy in self.strategies.values()):
+            return None
         steps = {
-            name: self._step(strategy, sequences, [count] * rows)
+            name: self._step(graphs, strategy, sequences, [count] * rows)
             for name, strategy in self.strategies.items()
         }
         samples: dict[str, list[float]] = {name: [] for name in steps}
         for step in steps.values():
             step()  # compiles
             step()  # makes the graph
+        if len(graphs) < len(steps):
+            return None
         for _ in range(_SAMPLES):
             for name, step in steps.items():
                 step()
                 samples[name].append(_mean_us(step))
         return {name: min(each) for name, each in samples.items()}
 
+    def _new_graphs(self) -> StepGraphs:
+        runner, max_pages = self._runner, -(-self._context // self._costs.shape.page_size)
+        return StepGraphs(
+            runner.model, runner.shape, runner.kv_layers, max_pages, notify=lambda line: None
+        )
+
     def _step(
-        self, strategy: Strategy, sequences: list[Sequence], tiles: list[int]
+        self,
+        graphs: StepGraphs,
+        strategy: Strategy,
+        sequences: list[Sequence],
+        tiles: list[int],
     ) -> Callable[[], None]:
         _, num_splits = self._costs.best(strategy.name, tiles)
 
         def step() -> None:
-            self._graphs.prepare(sequences, strategy, num_splits)()
+            graphs.prepare(sequences, strategy, num_splits)()
 
         return step
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -30,30 +31,34 @@ CONFIG = replace(
 )
 
 
-def build(tmp_path, **options):
+def build(tmp_path, fresh=False):
     device = torch.device("cuda")
     checkpoint = RandomCheckpoint(CONFIG, "bf16", device)
     types = replace(LinearTypes.uniform(torch.bfloat16), packed_bits=8)
     reader = WeightReader(checkpoint, device, torch.bfloat16, types, lambda *progress: None)
-    model, calibrator = Decoder(CONFIG, reader), Calibrator(device, store=Store(tmp_path))
-    return build_engine(
-        model, torch.bfloat16, EngineOptions(kv_memory=64 << 20, **options), calibrator
-    )
+    model = Decoder(CONFIG, reader)
+    calibrator = Calibrator(device, store=Store(tmp_path), fresh=fresh)
+    return build_engine(model, torch.bfloat16, EngineOptions(kv_memory=64 << 20), calibrator)
 
 
 @pytest.mark.gpu
-def test_steps_are_timed_once_and_leave_the_cache_as_it_was(tmp_path):
+def test_steps_are_timed_once_and_leave_the_engine_as_it_was(tmp_path):
     built = build(tmp_path)
     engine = built.engine
     assert engine.pool.num_used == 0
-    captured = len(engine.runner.graphs)
-    assert captured > 0
+    assert len(engine.runner.graphs) == 0
     (record,) = tmp_path.glob("steps-*.json")
+    times = json.loads(record.read_text())["data"]["times"]
+    assert {(1, 128), (8, 2048)} <= {(each["rows"], each["length"]) for each in times}
+    capturable = {name for name, why in built.strategies.items() if not why} - {"sdpa"}
+    assert all(set(each["us"]) == capturable for each in times)
+
     before = record.stat().st_mtime_ns
-    assert len(build(tmp_path).engine.runner.graphs) == 0
+    build(tmp_path)
     assert record.stat().st_mtime_ns == before
+    build(tmp_path, fresh=True)
+    assert record.stat().st_mtime_ns > before
 
     engine.submit("a", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=20))
     while not engine.idle:
         engine.step()
-    assert len(engine.runner.graphs) == captured  # the first answer found them
