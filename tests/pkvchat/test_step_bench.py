@@ -37,7 +37,7 @@ def build(tmp_path, fresh=False):
     types = replace(LinearTypes.uniform(torch.bfloat16), packed_bits=8)
     reader = WeightReader(checkpoint, device, torch.bfloat16, types, lambda *progress: None)
     model = Decoder(CONFIG, reader)
-    calibrator = Calibrator(device, store=Store(tmp_path), fresh=fresh)
+    calibrator = Calibrator(device, store=Store(tmp_path), fresh=fresh, busy=lambda: False)
     return build_engine(model, torch.bfloat16, EngineOptions(kv_memory=64 << 20), calibrator)
 
 
