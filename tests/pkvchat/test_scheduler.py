@@ -52,11 +52,16 @@ class Chats(RuleBasedStateMachine):
         seq = self.scheduler.begin(chat, prompt, answer(self.arrivals, len(prompt)))
         assert seq.num_cached < len(seq.tokens) == len(prompt)
 
-    @rule(budget=st.integers(0, 16), steps=st.integers(1, 8))
-    def step(self, budget: int, steps: int) -> None:
+    @rule(
+        budget=st.integers(0, 16),
+        max_prompts=st.sampled_from([None, 1, 2]),
+        steps=st.integers(1, 8),
+    )
+    def step(self, budget: int, max_prompts: int | None, steps: int) -> None:
         for _ in range(steps):
-            plan = self.scheduler.schedule(budget)
+            plan = self.scheduler.schedule(budget, max_prompts)
             assert sum(count for _, count in plan.prefills) <= budget
+            assert max_prompts is None or len(plan.prefills) <= max_prompts
             assert all(s.num_uncached == 1 for s in plan.decodes)
             work = [*plan.decodes, *(s for s, _ in plan.prefills)]
             assert len({id(s) for s in work}) == len(work)
