@@ -262,7 +262,7 @@ class Engine:
         usual_s = step.step_s - step.idle_s if step.usual else None
         self.pace.learn(len(step.lengths), step.num_prefill, step.step_s, usual_s)
         if step.decision is not None:
-            if not step.num_prefill:
+            if step.usual and not step.num_prefill:
                 self.runner.policy.observe(step.lengths, step.decision, step.step_s * 1e6)
             output.record = self._record(step)
         for seq, num_cached in step.prefills:
