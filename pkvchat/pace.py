@@ -94,7 +94,7 @@ class PrefillPace:
         """The largest is tried first, and half of the best after it."""
         sizes = self._sizes()
         times = self._alone.of(sizes)
-        if not times:
+        if self.max_chunk not in times:  # smaller ones may be known from short prompts
             return self.max_chunk
         best = max(_near_best({size: size / times[size] for size in times}, _SAME))
         half = best // 2

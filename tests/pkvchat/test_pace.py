@@ -59,6 +59,13 @@ def test_a_lone_prompt_is_read_in_the_largest_chunks(device: Device) -> None:
     assert len(device.read(pace, 0, 10_000)) == 5
 
 
+def test_short_prompts_tell_nothing_of_a_long_ones_chunks() -> None:
+    pace = PrefillPace(2048)
+    for _ in range(3):
+        H200.step(pace, 0, 100)
+    assert pace.size(0) == 2048
+
+
 def test_the_largest_chunk_is_not_taken_where_half_of_it_is_read_faster() -> None:
     """Memory may have room for more than is fast."""
 
