@@ -22,12 +22,30 @@ from .tile_config import power_of_two
 
 
 @triton.jit
-def own_rows(out_features, ROWS: tl.constexpr, RAGGED: tl.constexpr, GATED: tl.constexpr):
-    """The program's rows of the matrix, int64; GATED: gate's [ROWS], then up's [ROWS].
+def issue_loads(x, NATIVE: tl.constexpr):
+    """Have what was loaded so far on its way before anything else is computed. x: any number.
+
+    Without it, ptxas moves a load that is ahead of its use to the end of a loop, where the
+    registers of its predecessor are free. It moves none over a warp's barrier.
+    """
+    if NATIVE:  # not interpreted
+        tl.inline_asm_elementwise(
+            "bar.warp.sync 0xffffffff; mov.b32 $0, $1;",
+            "=r,r",
+            [x],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def own_rows(r, out_features, ROWS: tl.constexpr, RAGGED: tl.constexpr, GATED: tl.constexpr):
+    """Rows r of the program's tile as rows of the matrix, int64. A tile has ROWS, or GATED the
+    gates' ROWS above the ups' ROWS.
 
     RAGGED: out_features is no multiple of ROWS; rows past the last repeat it.
     """
-    r = tl.arange(0, 2 * ROWS if GATED else ROWS)
     row = tl.program_id(0).to(tl.int64) * ROWS + r % ROWS
     if RAGGED:
         row = tl.minimum(row, out_features - 1)
@@ -71,7 +89,8 @@ def gemv_kernel(
     GATED: tl.constexpr = ACTIVATION != ""
     if PDL:
         gdc_launch_dependents()
-    row = own_rows(out_features, ROWS, RAGGED, GATED)
+    row = tl.arange(0, 2 * ROWS if GATED else ROWS)
+    row = own_rows(row, out_features, ROWS, RAGGED, GATED)
     k = tl.arange(0, BLOCK)
     at = weight_ptr + row[:, None] * WIDTH + k[None, :]
     block = tl.load(at, mask=(k < WIDTH)[None, :], other=0.0)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .launch_triton import launch
 from .quant_formats import Planes
-from .quant_tiles_triton import weight_pairs
+from .quant_tiles_triton import load_units, unit_size, weight_pairs
 
 _UNITS = 16  # of a row, per program
 
@@ -29,39 +29,26 @@ def dequantise_kernel(
     first_row,
     num_rows,
     TYPE: tl.constexpr,
-    FIELD: tl.constexpr,
-    HIGH: tl.constexpr,
     WIDTH: tl.constexpr,
     HAS_IDS: tl.constexpr,
     ROWS: tl.constexpr,
     UNITS: tl.constexpr,
 ):
     """out[i] = row ids[i] of the matrix, or row first_row + i."""
-    UNIT: tl.constexpr = 128 // FIELD
+    UNIT: tl.constexpr = unit_size(TYPE)
+    WHOLE: tl.constexpr = WIDTH // UNIT % UNITS == 0
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     if HAS_IDS:
         row = tl.load(ids_ptr + i, mask=i < num_rows, other=0)
     else:
         row = first_row + tl.minimum(i, num_rows - 1)
-    w = weight_pairs(
-        low_ptr,
-        high_ptr,
-        scales_ptr,
-        supers_ptr,
-        row.to(tl.int64),
-        tl.program_id(1) * UNITS,
-        TYPE,
-        FIELD,
-        HIGH,
-        WIDTH,
-        UNITS,
-        out_ptr.dtype.element_ty,
-        0,
-        False,
-    )
-    w = tl.reshape(w, [UNITS, 4, ROWS, 2, 16 // FIELD])
+    planes = (low_ptr, high_ptr, scales_ptr, supers_ptr)
+    first = tl.program_id(1) * UNITS
+    units = load_units(planes, row.to(tl.int64), first, UNITS, TYPE, WIDTH, WHOLE)
+    w = weight_pairs(units, first, TYPE, out_ptr.dtype.element_ty, 0, False)
+    w = tl.reshape(w, [UNITS, 4, ROWS, 2, UNIT // 8])
     w = tl.reshape(tl.permute(w, [0, 4, 1, 3, 2]), [UNITS * UNIT, ROWS])
-    k = tl.program_id(1) * (UNITS * UNIT) + tl.arange(0, UNITS * UNIT)[:, None]
+    k = first * UNIT + tl.arange(0, UNITS * UNIT)[:, None]
     tl.store(out_ptr + i.to(tl.int64) * WIDTH + k, w, mask=(i < num_rows) & (k < WIDTH))
 
 
@@ -76,7 +63,7 @@ def lookup_rows(planes: Planes, ids: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _launch(planes: Planes, out: torch.Tensor, ids: torch.Tensor | None, first: int) -> None:
-    kind, num_rows = planes.type, out.shape[0]
+    num_rows = out.shape[0]
     rows = 16 if num_rows >= 16 else 1
     grid = (-(-num_rows // rows), -(-planes.low.shape[1] // (4 * _UNITS)))
     launch(
@@ -87,9 +74,7 @@ def _launch(planes: Planes, out: torch.Tensor, ids: torch.Tensor | None, first: 
         *planes.tensors(),
         first,
         num_rows,
-        TYPE=kind.name,
-        FIELD=kind.field_bits,
-        HIGH=kind.high_bits,
+        TYPE=planes.type.name,
         WIDTH=planes.in_features,
         HAS_IDS=ids is not None,
         ROWS=rows,

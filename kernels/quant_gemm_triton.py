@@ -23,7 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .activation_triton import gate
 from .launch_triton import has_dependent_launch, has_wgmma, launch, multiprocessors
 from .quant_formats import Planes
-from .quant_tiles_triton import weight_pairs
+from .quant_tiles_triton import load_units, unit_size, weight_pairs
 from .tile_config import power_of_two
 
 
@@ -46,8 +46,6 @@ def gemm_kernel(
     part_stride,
     part_units,
     TYPE: tl.constexpr,
-    FIELD: tl.constexpr,
-    HIGH: tl.constexpr,
     WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -67,13 +65,14 @@ def gemm_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    UNIT: tl.constexpr = 128 // FIELD
+    UNIT: tl.constexpr = unit_size(TYPE)
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     LOWER: tl.constexpr = 64 if tl.float16 != DTYPE else 0
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     m = tl.program_id(1) * X_ROWS + tl.arange(0, X_ROWS)
     part = tl.program_id(2)
     row = (tl.minimum(n, out_features - 1) if RAGGED else n).to(tl.int64)[None, :]
+    planes = (low_ptr, high_ptr, scales_ptr, supers_ptr)
     # Place j of the products' k holds weight ``k`` of four units.
     j = tl.arange(0, 4 * UNIT)
     if WGMMA:
@@ -84,23 +83,9 @@ def gemm_kernel(
     first = part * part_units
     last = tl.minimum(first + part_units, WIDTH // UNIT)
     for unit in tl.range(first, last, 4, num_stages=STAGES):
-        w = weight_pairs(
-            low_ptr,
-            high_ptr,
-            scales_ptr,
-            supers_ptr,
-            row,
-            unit,
-            TYPE,
-            FIELD,
-            HIGH,
-            WIDTH,
-            4,
-            DTYPE,
-            LOWER,
-            NATIVE,
-        )
-        w = tl.reshape(w, [4, 2, 2, ROWS // (16 * WARPS), 2, WARPS, 8, 2, 16 // FIELD])
+        units = load_units(planes, row, unit, 4, TYPE, WIDTH, WIDTH // UNIT % 4 == 0)
+        w = weight_pairs(units, unit, TYPE, DTYPE, LOWER, NATIVE)
+        w = tl.reshape(w, [4, 2, 2, ROWS // (16 * WARPS), 2, WARPS, 8, 2, UNIT // 8])
         if WGMMA:
             w = tl.permute(w, [8, 1, 2, 0, 7, 3, 5, 4, 6])
             w = tl.trans(tl.reshape(w, [4 * UNIT, ROWS]))
@@ -234,8 +219,6 @@ def gemm(
         target.stride(0) if split else 0,
         part_units,
         TYPE=kind.name,
-        FIELD=kind.field_bits,
-        HIGH=kind.high_bits,
         WIDTH=width,
         HAS_BIAS=bias is not None and not split,
         RAGGED=planes.rows % config.rows != 0,

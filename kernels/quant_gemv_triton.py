@@ -18,7 +18,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .gemv_triton import own_rows, store_rows
 from .launch_triton import has_dependent_launch, launch, multiprocessors
 from .quant_formats import Planes
-from .quant_tiles_triton import field, field_at, group_scales, split_pairs, split_words
+from .quant_tiles_triton import (
+    field,
+    field_at,
+    field_bits,
+    high_bits,
+    load_units,
+    split_pairs,
+    split_words,
+    unit_scales,
+)
 from .tile_config import power_of_two
 
 
@@ -45,8 +54,6 @@ def gemv_kernel(
     out_features,
     out_stride,
     TYPE: tl.constexpr,
-    FIELD: tl.constexpr,
-    HIGH: tl.constexpr,
     WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -60,6 +67,8 @@ def gemv_kernel(
 
     ACTIVATION, RAGGED: see gemv_triton. UNITS: of a row, in one step of the walk.
     """
+    FIELD: tl.constexpr = field_bits(TYPE)
+    HIGH: tl.constexpr = high_bits(TYPE)
     UNIT: tl.constexpr = 128 // FIELD
     PLACES: tl.constexpr = 16 // FIELD
     HALVES: tl.constexpr = 2 if TYPE == "Q6_K" else 1
@@ -67,30 +76,24 @@ def gemv_kernel(
     WHOLE: tl.constexpr = WIDTH_UNITS % UNITS == 0
     if PDL:
         gdc_launch_dependents()
-    row = own_rows(out_features, ROWS, RAGGED, ACTIVATION != "")[None, :]
+    GATED: tl.constexpr = ACTIVATION != ""
+    row = tl.arange(0, 2 * ROWS if GATED else ROWS)[None, :]
+    row = own_rows(row, out_features, ROWS, RAGGED, GATED)
+    planes = (low_ptr, high_ptr, scales_ptr, supers_ptr)
     totals = ()
     for _ in tl.static_range(NUM_X):
         totals += (tl.zeros([UNITS, row.shape[1]], tl.float32),)
     for step in range(0, tl.cdiv(WIDTH_UNITS, UNITS)):
-        word = step * (4 * UNITS) + tl.arange(0, 4 * UNITS)[:, None]
-        word_ok = (word < 4 * WIDTH_UNITS) | WHOLE  # folds to no mask
-        at = row * (4 * WIDTH_UNITS) + word
-        low = tl.load(low_ptr + at, mask=word_ok, other=0)
-        l0, l1, l2, l3 = split_words(low)
-        h0, h1, h2, h3 = l0, l1, l2, l3
-        if HIGH > 0:
-            high_at = tl.multiple_of(high_ptr + at, (4 * HIGH, 1))
-            high = tl.load(high_at, mask=word_ok, other=0).to(tl.int32)
-            h0, h1, h2, h3 = split_words(high)
+        units = load_units(planes, row, step * UNITS, UNITS, TYPE, WIDTH, WHOLE)
+        if PDL:
+            gdc_wait()  # x comes from the kernel before, the matrix does not
+        l0, l1, l2, l3 = split_words(units[0])
+        h0, h1, h2, h3 = split_words(units[1])
         k = step * (UNITS * UNIT) + tl.arange(0, 8 * UNITS)[:, None] // 8 * UNIT
         k += tl.arange(0, 8 * UNITS)[:, None] % 8
         k_ok = (k < WIDTH) | WHOLE
         for half in tl.static_range(HALVES):
-            scale, bias = group_scales(
-                scales_ptr, supers_ptr, row, step * UNITS, UNITS, half, TYPE, WIDTH
-            )
-            if PDL:
-                gdc_wait()  # x comes from the kernel before, the matrix does not
+            scale, bias = unit_scales(units, step * UNITS, half, TYPE)
             products = ()
             x_sums = ()
             for _ in tl.static_range(NUM_X):
@@ -178,7 +181,7 @@ def gemv(
     config = config or gemv_config(planes)
     if activation:  # half of a program's rows are gates
         config = replace(config, rows=max(1, config.rows // 2))
-    kind, num_x = planes.type, x.shape[0]
+    num_x = x.shape[0]
     pdl = has_dependent_launch(x.device)
     launch(
         gemv_kernel,
@@ -190,9 +193,7 @@ def gemv(
         num_x,
         rows,
         out.stride(0),
-        TYPE=kind.name,
-        FIELD=kind.field_bits,
-        HIGH=kind.high_bits,
+        TYPE=planes.type.name,
         WIDTH=planes.in_features,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation,

@@ -1,8 +1,9 @@
-"""What the quantised kernels share: fields and scales of a tile of planes, without conversions.
+"""What the quantised kernels share: units of planes, and their fields as numbers.
 
 Integer-to-float conversions would bound these kernels, so a field is masked out where it stands in
-the low 23 bits of a word, and those bits are read as a float: a subnormal one, q * 2**(at - 149),
-exact. What it is multiplied by carries the missing power of two.
+a word, and its bits are read as a float, exact: in the low 23 bits of a float32 they are the
+subnormal q * 2**(at - 149); in the low 8 of a bfloat16, q * 2**(at - 133), as exponents 0 and 1
+space their numbers alike. What it is multiplied by carries the missing power of two.
 The same source runs compiled on CUDA and under ``TRITON_INTERPRET=1`` on CPU tensors.
 """
 
@@ -12,6 +13,25 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from .quant_formats import TYPES
+
+
+@triton.constexpr_function
+def field_bits(type_name):
+    """Of a field in the ``low`` plane; ``high_bits`` are in the other."""
+    return TYPES[type_name].field_bits
+
+
+@triton.constexpr_function
+def high_bits(type_name):
+    return TYPES[type_name].high_bits
+
+
+@triton.constexpr_function
+def unit_size(type_name):
+    """Weights in four words."""
+    return TYPES[type_name].unit
 
 
 @triton.constexpr_function
@@ -26,6 +46,83 @@ def field_at(slot, field):
 def high_from(slot, high):
     """Bit of its word's part of the high plane at which a field's HIGH bits are."""
     return slot % 2 * 4 + slot // 2 if high == 1 else slot % 4 * 4 + slot // 4 * 2
+
+
+@triton.jit
+def load_units(
+    planes,
+    row,
+    first_unit,
+    UNITS: tl.constexpr,
+    TYPE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """(low, high, scales, supers) of UNITS units of rows, as they are stored, high as int32.
+
+    planes: pointers to the four planes; see quant_formats.Planes. row: [1, R] int64.
+    first_unit: a number, or [1, R]. WIDTH: in_features. Zero past the end of a row; WHOLE: units
+    end with it. low: [4 * UNITS, R]. A type that lacks high or supers has another plane there.
+    """
+    low_ptr, high_ptr, scales_ptr, supers_ptr = planes
+    UNIT: tl.constexpr = unit_size(TYPE)
+    HIGH: tl.constexpr = high_bits(TYPE)
+    word = first_unit * 4 + tl.arange(0, 4 * UNITS)[:, None]
+    word_ok = (word < WIDTH // UNIT * 4) | WHOLE  # folds to no mask
+    at = row * (WIDTH // UNIT * 4) + word
+    low = tl.load(low_ptr + at, mask=word_ok, other=0)
+    high = low
+    if HIGH > 0:
+        high_at = tl.multiple_of(high_ptr + at, (4 * HIGH, 1))
+        high = tl.load(high_at, mask=word_ok, other=0).to(tl.int32)
+    unit = first_unit + tl.arange(0, UNITS)[:, None]
+    unit_ok = (unit < WIDTH // UNIT) | WHOLE
+    if TYPE == "Q4_K" or TYPE == "Q5_K":
+        at = scales_ptr + row * (WIDTH // 64) + (word // 32 * 4 + word % 4)
+        scales = tl.load(tl.multiple_of(at, (16, 1)), mask=word_ok, other=0)
+        supers = scales
+    elif TYPE == "Q6_K":
+        at = scales_ptr + row * (WIDTH // 32) + unit
+        scales = tl.load(at, mask=unit_ok, other=0)
+        # Not contiguous: said so that the compiler divides this load as it divides the words. And
+        # aligned to no more than a number, or it would load two at once.
+        at = tl.multiple_of(supers_ptr + row * (WIDTH // 256) + unit // 8, (2, 1))
+        at = tl.max_contiguous(at, (2, 1))
+        supers = tl.load(at, mask=unit_ok, other=0.0)
+    else:
+        block = unit // 2 if TYPE == "Q8_0" else unit
+        scales = tl.load(scales_ptr + row * (WIDTH // 32) + block, mask=unit_ok, other=0)
+        supers = scales
+    return low, high, scales, supers
+
+
+@triton.jit
+def unit_scales(units, first_unit, HALF: tl.constexpr, TYPE: tl.constexpr):
+    """(scale, bias) [UNITS, R] float32 of ``load_units``: a weight is scale * q + bias.
+
+    HALF: of a unit, where the halves differ (Q6_K).
+    """
+    _, _, scales, supers = units
+    if TYPE == "Q4_K" or TYPE == "Q5_K":
+        d, scale, least, top = split_words(scales)
+        shift = (first_unit + tl.arange(0, scale.shape[0])[:, None]) % 8 * 4
+        top = top >> shift
+        scale = ((scale >> shift) & 15) | ((top << 4) & 48)
+        least = ((least >> shift) & 15) | ((top << 2) & 48)
+        scale = _low_half(d) * scale.to(tl.float32)
+        bias = -(_high_half(d) * least.to(tl.float32))
+    elif TYPE == "Q6_K":
+        scale = scales.to(tl.int32)
+        scale = (scale << 24) >> 24 if HALF == 0 else scale >> 8
+        scale = scale.to(tl.float32) * supers.to(tl.float32)
+        bias = scale * -32.0
+    elif TYPE == "Q4_1":
+        scale = _low_half(scales)
+        bias = _high_half(scales)
+    else:
+        scale = scales.to(tl.float32)
+        bias = scale * (-128.0 if TYPE == "Q8_0" else -8.0)
+    return scale, bias
 
 
 @triton.jit
@@ -76,144 +173,80 @@ def split_pairs(x):
 
 
 @triton.jit
-def group_scales(
-    scales_ptr,
-    supers_ptr,
-    row,
-    first_unit,
-    UNITS: tl.constexpr,
-    HALF: tl.constexpr,
-    TYPE: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """(scale, bias) [UNITS, ROWS] float32 of units of rows: a weight is scale * q + bias.
-
-    row: [1, ROWS]. WIDTH: in_features. HALF: of a unit, where the halves differ (Q6_K). Zero past
-    the end of a row.
-    """
-    UNIT: tl.constexpr = 16 if TYPE == "Q8_0" else 32
-    unit = first_unit + tl.arange(0, UNITS)[:, None]
-    mask = (unit < WIDTH // UNIT) | (WIDTH // UNIT % UNITS == 0)  # folds to no mask
-    if TYPE == "Q4_K" or TYPE == "Q5_K":
-        word = first_unit * 4 + tl.arange(0, 4 * UNITS)[:, None]
-        mask = (word < WIDTH // 8) | (WIDTH // 32 % UNITS == 0)
-        at = scales_ptr + row * (WIDTH // 64) + (word // 32 * 4 + word % 4)
-        words = tl.load(tl.multiple_of(at, (16, 1)), mask=mask, other=0)
-        supers, scale, least, top = split_words(words)
-        shift = unit % 8 * 4
-        top = top >> shift
-        scale = ((scale >> shift) & 15) | ((top << 4) & 48)
-        least = ((least >> shift) & 15) | ((top << 2) & 48)
-        scale = _low_half(supers) * scale.to(tl.float32)
-        bias = -(_high_half(supers) * least.to(tl.float32))
-    elif TYPE == "Q6_K":
-        pair = tl.load(scales_ptr + row * (WIDTH // 32) + unit, mask=mask, other=0).to(tl.int32)
-        scale = (pair << 24) >> 24 if HALF == 0 else pair >> 8
-        # Not contiguous: said so that the compiler divides this load as it divides the words. And
-        # aligned to no more than a number, or it would load two at once.
-        at = tl.multiple_of(supers_ptr + row * (WIDTH // 256) + unit // 8, (2, 1))
-        at = tl.max_contiguous(at, (2, 1))
-        d = tl.load(at, mask=mask, other=0.0)
-        scale = scale.to(tl.float32) * d.to(tl.float32)
-        bias = scale * -32.0
-    elif TYPE == "Q4_1":
-        pair = tl.load(scales_ptr + row * (WIDTH // 32) + unit, mask=mask, other=0)
-        scale = _low_half(pair)
-        bias = _high_half(pair)
-    else:
-        block = unit // 2 if TYPE == "Q8_0" else unit
-        d = tl.load(scales_ptr + row * (WIDTH // 32) + block, mask=mask, other=0.0)
-        scale = d.to(tl.float32)
-        bias = scale * (-128.0 if TYPE == "Q8_0" else -8.0)
-    return scale, bias
-
-
-@triton.jit
 def weight_pairs(
-    low_ptr,
-    high_ptr,
-    scales_ptr,
-    supers_ptr,
-    row,
+    units,
     first_unit,
     TYPE: tl.constexpr,
-    FIELD: tl.constexpr,
-    HIGH: tl.constexpr,
-    WIDTH: tl.constexpr,
-    UNITS: tl.constexpr,
     DTYPE: tl.constexpr,
     LOWER: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Weights of UNITS units of rows, times 2**-LOWER: [4 * UNITS, ROWS, 2, ..., 2] in DTYPE.
+    """Weights of ``load_units``, times 2**-LOWER: [4 * UNITS, R, 2, ..., 2] in DTYPE.
 
     Dimensions from the third on are of a word's fields: which half of the word, then the place in
-    the half, its highest bit first. Units past the end of a row are zero.
-    row: [1, ROWS] int64. LOWER: 0 or 64; 64 saves a multiplication per weight and needs the
-    exponent range of bfloat16 or float32; in bfloat16, scales are then rounded to it, too.
+    the half, its highest bit first. LOWER: 0 or 64; 64 saves a multiplication per weight and needs
+    the exponent range of bfloat16 or float32; in bfloat16, scales are then rounded to it, too.
     NATIVE: compiled, not interpreted.
     """
-    ROW_UNITS: tl.constexpr = WIDTH * FIELD // 128
-    WHOLE: tl.constexpr = ROW_UNITS % UNITS == 0
-    word = first_unit * 4 + tl.arange(0, 4 * UNITS)[:, None]
-    word_ok = (word < 4 * ROW_UNITS) | WHOLE  # folds to no mask
-    at = row * (4 * ROW_UNITS)
-    low = tl.load(low_ptr + at + word, mask=word_ok, other=0)
-    high = low
-    if HIGH > 0:
-        high_at = tl.multiple_of(high_ptr + at + word, (4 * HIGH, 1))
-        high = tl.load(high_at, mask=word_ok, other=0).to(tl.int32)
+    low, high, _, _ = units
+    FIELD: tl.constexpr = field_bits(TYPE)
+    HIGH: tl.constexpr = high_bits(TYPE)
     PAIRED: tl.constexpr = tl.bfloat16 == DTYPE and LOWER > 0
     if PAIRED and HIGH > 0:
         high = (high & 0xFFFF) | (high << 14)  # the halves' bits as far apart as their fields
-    scale, bias = group_scales(scales_ptr, supers_ptr, row, first_unit, UNITS, 0, TYPE, WIDTH)
-    scale, bias = _spread(scale, bias, PAIRED, LOWER, FIELD + HIGH)
-    w0 = _pair(low, high, scale, bias, 0, FIELD, HIGH, DTYPE, LOWER, PAIRED, NATIVE)
-    w1 = _pair(low, high, scale, bias, 1, FIELD, HIGH, DTYPE, LOWER, PAIRED, NATIVE)
+    maps = _maps(units, first_unit, 0, TYPE, PAIRED, LOWER)
+    w0 = _pair(low, high, maps, 0, FIELD, HIGH, DTYPE, LOWER, PAIRED, NATIVE)
+    w1 = _pair(low, high, maps, 1, FIELD, HIGH, DTYPE, LOWER, PAIRED, NATIVE)
     # A join adds a last dimension.
     if FIELD == 8:
         pairs = tl.join(w0, w1)
     else:
         if TYPE == "Q6_K":
-            scale, bias = group_scales(
-                scales_ptr, supers_ptr, row, first_unit, UNITS, 1, TYPE, WIDTH
-            )
-            scale, bias = _spread(scale, bias, PAIRED, LOWER, FIELD + HIGH)
-        w2 = _pair(low, high, scale, bias, 2, FIELD, HIGH, DTYPE, LOWER, PAIRED, NATIVE)
-        w3 = _pair(low, high, scale, bias, 3, FIELD, HIGH, DTYPE, LOWER, PAIRED, NATIVE)
+            maps = _maps(units, first_unit, 1, TYPE, PAIRED, LOWER)
+        w2 = _pair(low, high, maps, 2, FIELD, HIGH, DTYPE, LOWER, PAIRED, NATIVE)
+        w3 = _pair(low, high, maps, 3, FIELD, HIGH, DTYPE, LOWER, PAIRED, NATIVE)
         pairs = tl.join(tl.join(w0, w2), tl.join(w1, w3))
     return pairs
 
 
 @triton.jit
-def _spread(scale, bias, PAIRED: tl.constexpr, LOWER: tl.constexpr, BITS: tl.constexpr):
-    """[UNITS, ROWS] to [4 * UNITS, ROWS], each unit's value for its words, as ``_pair`` takes it.
+def _maps(
+    units,
+    first_unit,
+    HALF: tl.constexpr,
+    TYPE: tl.constexpr,
+    PAIRED: tl.constexpr,
+    LOWER: tl.constexpr,
+):
+    """(scale, raised scale, bias) of every word, [4 * UNITS, R], as ``_pair`` takes them.
 
-    PAIRED: in bfloat16, twice in an int32. What rounding the scale adds to a field in the middle of
-    its range, the bias takes away again.
+    raised: for fields that stand 4 bits up. PAIRED: in bfloat16, twice in an int32. What rounding
+    the scale adds to a field in the middle of its range, the bias takes away again.
     """
+    scale, bias = unit_scales(units, first_unit, HALF, TYPE)
+    raised = scale
     if PAIRED:
-        rounded = scale.to(tl.bfloat16)
-        bias += (scale - rounded.to(tl.float32)) * (2.0 ** (BITS - 1) - 0.5)
-        rounded = (rounded.to(tl.float32) * 2.0 ** (133 - LOWER)).to(tl.bfloat16)
-        scale = _twice(rounded)
-        bias = _twice((bias * 2.0**-LOWER).to(tl.bfloat16))
+        rounded = scale.to(tl.bfloat16).to(tl.float32)
+        MIDDLE: tl.constexpr = 2.0 ** (field_bits(TYPE) + high_bits(TYPE) - 1) - 0.5
+        bias += (scale - rounded) * MIDDLE
+        scale = _twice(rounded * 2.0 ** (133 - LOWER))
+        raised = _twice(rounded * 2.0 ** (129 - LOWER))
+        bias = _twice(bias * 2.0**-LOWER)
     else:
         bias *= 2.0**-LOWER
-    return _to_words(scale), _to_words(bias)
+    return _to_words(scale), _to_words(raised), _to_words(bias)
 
 
 @triton.jit
 def _twice(x):
-    return (x.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) * 0x10001
+    return (x.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) * 0x10001
 
 
 @triton.jit
 def _pair(
     low,
     high,
-    scale,
-    bias,
+    maps,
     PLACE: tl.constexpr,
     FIELD: tl.constexpr,
     HIGH: tl.constexpr,
@@ -223,13 +256,16 @@ def _pair(
     NATIVE: tl.constexpr,
 ):
     """The weights at PLACE in both halves of each word, [..., 2] in DTYPE."""
+    scale, raised, bias = maps
     if PAIRED:
-        q = (low >> (FIELD * PLACE)) & (((1 << FIELD) - 1) * 0x10001)
+        # Two places share a shift, where fields of 4 bits are whole: one stays 4 bits up.
+        AT: tl.constexpr = PLACE % 2 * 4 if FIELD + HIGH == 4 else 0
+        q = (low >> (FIELD * PLACE - AT)) & (((1 << FIELD) - 1) * (0x10001 << AT))
         if HIGH > 0:
             FROM: tl.constexpr = high_from(PLACE, HIGH)
             high = high << (FIELD - FROM) if FROM < FIELD else high >> (FROM - FIELD)
             q |= high & ((((1 << HIGH) - 1) << FIELD) * 0x10001)
-        # A field in the low bits of a bfloat16 is that number times 2**-133, whole or subnormal.
+        scale = raised if AT > 0 else scale
         if NATIVE:
             both = tl.inline_asm_elementwise(
                 "fma.rn.bf16x2 $0, $1, $2, $3;",

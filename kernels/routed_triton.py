@@ -14,7 +14,7 @@ import triton.language as tl
 
 from .launch_triton import launch
 from .quant_formats import Planes
-from .quant_tiles_triton import weight_pairs
+from .quant_tiles_triton import field_bits, load_units, weight_pairs
 from .tile_config import power_of_two
 
 _ROWS = 4  # of a matrix, per program
@@ -74,15 +74,16 @@ def quantised_kernel(
     out_features,
     out_stride,
     TYPE: tl.constexpr,
-    FIELD: tl.constexpr,
-    HIGH: tl.constexpr,
     PER_X: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     UNITS: tl.constexpr,
 ):
     """``dense_kernel`` over planes; see quant_formats."""
+    FIELD: tl.constexpr = field_bits(TYPE)
     UNIT: tl.constexpr = 128 // FIELD
+    WHOLE: tl.constexpr = WIDTH // UNIT % UNITS == 0
+    planes = (low_ptr, high_ptr, scales_ptr, supers_ptr)
     n, row = _expert_rows(chosen_ptr, out_features, ROWS)
     x_ptr += tl.program_id(1) // PER_X * WIDTH
     word = tl.arange(0, 4 * UNITS)[:, None, None]
@@ -90,22 +91,8 @@ def quantised_kernel(
     k = word // 4 * UNIT + field % (16 // FIELD) * 8 + word % 4 * 2 + field // (16 // FIELD)
     total = tl.zeros([4 * UNITS, ROWS], tl.float32)
     for unit in range(0, WIDTH // UNIT, UNITS):
-        w = weight_pairs(
-            low_ptr,
-            high_ptr,
-            scales_ptr,
-            supers_ptr,
-            row,
-            unit,
-            TYPE,
-            FIELD,
-            HIGH,
-            WIDTH,
-            UNITS,
-            tl.float32,
-            64,
-            False,
-        )
+        units = load_units(planes, row, unit, UNITS, TYPE, WIDTH, WHOLE)
+        w = weight_pairs(units, unit, TYPE, tl.float32, 64, False)
         w = tl.reshape(w, [4 * UNITS, ROWS, 32 // FIELD])
         x = tl.load(x_ptr + unit * UNIT + k, mask=k < WIDTH - unit * UNIT, other=0.0)
         total += tl.sum(w * x.to(tl.float32), axis=2)
@@ -151,8 +138,6 @@ def routed_quantised(
         rows,
         out.stride(0),
         TYPE=kind.name,
-        FIELD=kind.field_bits,
-        HIGH=kind.high_bits,
         PER_X=chosen.shape[1],
         WIDTH=planes.in_features,
         ROWS=_ROWS,

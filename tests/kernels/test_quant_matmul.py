@@ -9,12 +9,19 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from pkvchat.kernels import quant_formats, quant_gemm_triton, quant_gemv_triton, quant_linear
+from pkvchat.kernels import (
+    quant_formats,
+    quant_gemm_triton,
+    quant_gemv_triton,
+    quant_linear,
+    quant_skinny_triton,
+)
 from pkvchat.kernels.quant_dequantise_triton import dequantise_rows, lookup_rows
 from pkvchat.kernels.quant_formats import TYPES, dequantise, pack, stack
 from pkvchat.kernels.quant_gemm_triton import GemmConfig, gemm
 from pkvchat.kernels.quant_gemv_triton import GemvConfig, gemv
 from pkvchat.kernels.quant_linear import GEMM_LIMIT, QuantLinear
+from pkvchat.kernels.quant_skinny_triton import SKINNY_LIMIT, SkinnyConfig, skinny
 
 HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 
@@ -39,6 +46,11 @@ def reference(name: str, raw: torch.Tensor) -> torch.Tensor:
 def error(out: torch.Tensor, expected: torch.Tensor) -> float:
     """NaN where anything was left unwritten."""
     return float((out.cpu().double() - expected).norm() / expected.norm())
+
+
+def rounded(device: torch.device) -> float:
+    """The error of weights and scales in bfloat16, which the interpreter rounds towards zero."""
+    return 4e-3 if device.type == "cuda" else 1e-2
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -107,25 +119,51 @@ def test_several_rows(triton_device, name, num_rows, config, dtype):
     planes = pack(name, raw.to(triton_device))
     gemm(planes, x.to(triton_device), whole[:, 2:39], bias.to(triton_device), config)
     expected = x.double() @ reference(name, raw).double().T + bias
-    # In bfloat16 weights and scales are rounded, by the interpreter towards zero.
-    rounded = 4e-3 if triton_device.type == "cuda" else 8e-3
-    limit = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: rounded}[dtype]
-    assert error(whole[:, 2:39], expected) < limit
+    limits = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: rounded(triton_device)}
+    assert error(whole[:, 2:39], expected) < limits[dtype]
     assert whole[:, [0, 1, 39]].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("num_x", "rows", "config", "dtype"),
+    [
+        (2, 32, SkinnyConfig(rows=32, warps=1), torch.float16),
+        (5, 37, SkinnyConfig(rows=16, warps=4), torch.float16),  # with a tail
+        (11, 37, SkinnyConfig(rows=16, warps=2), torch.float16),
+        (8, 37, SkinnyConfig(rows=16, warps=2), torch.bfloat16),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", TYPES)
+def test_skinny(triton_device, name, num_x, rows, config, dtype):
+    raw = random_rows(name, rows, 768)
+    x, bias = torch.randn(num_x, 768).to(dtype), torch.randn(rows)
+    whole = torch.full((num_x, rows + 3), float("nan"), device=triton_device)
+    planes = pack(name, raw.to(triton_device))
+    out = whole[:, 2:-1]
+    skinny(planes, x.to(triton_device), out, bias.to(triton_device), config=config)
+    expected = x.double() @ reference(name, raw).double().T + bias
+    assert error(out, expected) < (4e-4 if dtype == torch.float16 else rounded(triton_device))
+    assert whole[:, [0, 1, -1]].isnan().all()
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 28, 132])
 @pytest.mark.parametrize(("name", "width"), [("Q4_1", 96), ("Q8_0", 576), ("Q6_K", 768)])
 def test_chosen_configurations(triton_device, monkeypatch, multiprocessors, name, width):
     """Of matrices much smaller than those that the choice was made for."""
-    for module in (quant_gemv_triton, quant_gemm_triton):
+    for module in (quant_gemv_triton, quant_gemm_triton, quant_skinny_triton):
         monkeypatch.setattr(module, "multiprocessors", lambda device: multiprocessors)
     raw = random_rows(name, 70, width)
     linear = QuantLinear([(name, raw.to(triton_device))], width)
-    for num_rows in (1, 3, 33):
-        x = torch.randn(num_rows, width)
-        expected = x.double() @ reference(name, raw).double().T
-        assert error(linear(x.to(triton_device)), expected) < 1e-6
+    weight = reference(name, raw).double()
+    for num_rows, dtype, limit in (
+        (1, torch.float32, 1e-6),
+        (3, torch.float32, 1e-6),
+        (SKINNY_LIMIT, torch.float16, 1e-3),
+        (33, torch.float32, 1e-6),
+    ):
+        x = torch.randn(num_rows, width).to(dtype)
+        assert error(linear(x.to(triton_device)), x.double() @ weight.T) < limit
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -164,18 +202,19 @@ def test_linear_stacks_mixed_types(triton_device, monkeypatch, num_rows, with_bi
 
 @pytest.mark.parametrize("num_rows", [0, 1, 3, GEMM_LIMIT + 1])
 @pytest.mark.parametrize("types", [("Q4_K",), ("Q6_K",), ("Q4_K", "Q6_K")], ids=str)
-def test_gated_product(triton_device, num_rows, types):
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float16, 1e-3)])
+def test_gated_product(triton_device, num_rows, types, dtype, limit):
     """In one kernel, by the sum over parts, or after the product."""
     raws = [random_rows(name, 26, 512, seed) for seed, name in enumerate(types)]
     parts = [(name, raw.to(triton_device)) for name, raw in zip(types, raws, strict=True)]
-    bias, x = torch.randn(26 * len(types)), torch.randn(num_rows, 512)
+    bias, x = torch.randn(26 * len(types)), (torch.randn(num_rows, 512) / 8).to(dtype)
     linear = QuantLinear(parts, 512, bias.to(triton_device))
     out = linear.gated(x.to(triton_device), "silu")
     weight = [reference(name, raw) for name, raw in zip(types, raws, strict=True)]
     gates, ups = (x.double() @ torch.cat(weight).double().T + bias).chunk(2, -1)
     assert out.shape == (num_rows, 13 * len(types))
     if num_rows:
-        assert error(out, F.silu(gates) * ups) < 1e-6
+        assert error(out, F.silu(gates) * ups) < limit
 
 
 def test_linear_is_the_same_every_time(triton_device):
