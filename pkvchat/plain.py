@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from .clean import one_line
 from .commands import COMMANDS as SHARED
 from .commands.command import Command, CommandError, whole
+from .commands.slash import is_command, to_prompt
 from .commands.table import CommandTable
 from .conversation import Conversation, say
 from .errors import INTERRUPTED, ChatError
@@ -41,11 +42,11 @@ def _take_lines(conversation: Conversation) -> int:
     code = 0
     for line in _lines(conversation):
         try:
-            if line.startswith("/") and not line.startswith("//"):
+            if is_command(line):
                 command, argument = COMMANDS.find(line)
                 command.run(conversation, argument)
             else:
-                conversation.answer(line[1:] if line.startswith("//") else line)
+                conversation.answer(to_prompt(line))
         except (ChatError, CommandError) as error:
             say(f"pkvchat: {one_line(str(error))}")
             code = 1

@@ -6,7 +6,8 @@ What a person can ask for is in ``pkvchat/commands/`` and, where it needs a scre
 ``*_commands.py`` here: one table (``all_commands.py``) for keys (``keymap.py``), slashes, palette
 and help; ``app_host.py`` is the app as the shared commands see it.
 ``transcript.py`` draws a chat from ``turn.py``'s lines, which ``blocks.py`` makes of Markdown as it
-streams; ``composer.py`` takes prompts, which ``token_count.py`` measures; ``tabstrip.py``,
-``sidebar.py``, ``panel.py`` and ``status.py`` are around them.
+streams; ``composer.py`` takes prompts, which ``token_count.py`` measures, and commands, which
+``command_list.py`` lists. Around them are ``tabstrip.py``, ``sidebar.py``, ``panel.py``,
+``status.py``.
 Text from people and models is never markup here; ``pkvchat/clean.py`` makes it safe for a terminal.
 """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pkvchat.commands.chat import fork_at
 from pkvchat.commands.command import Command, CommandError
+from pkvchat.commands.slash import to_line
 from pkvchat.messages import Stop
 from pkvchat.open_chat import Phase
 
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
 
 def stop(app: ChatApp, _: str) -> None:
-    """Leave the transcript or the sidebar, else end this chat's answer; prompts that waited behind
-    it return to the composer."""
+    """Leave the list of commands, the transcript or the sidebar, else end this chat's answer;
+    prompts that waited behind it return to the composer."""
+    if app.command_list.display:
+        app.command_list.leave(app.composer.text)
+        return
     if app.transcript.cursor is not None or app.sidebar.has_focus_within:
         app.composer.focus()
         return
@@ -60,7 +64,7 @@ def edit(app: ChatApp, _: str) -> None:
         raise CommandError("there is no prompt to change yet")
     text = messages[at].text
     fork_at(app.host, at, "edit")
-    app.composer.take(text)
+    app.composer.take(to_line(text))
 
 
 def raw(app: ChatApp, _: str) -> None:

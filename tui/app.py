@@ -18,6 +18,7 @@ from pkvchat.chats import Chat
 from pkvchat.clean import one_line
 from pkvchat.client import EngineClient
 from pkvchat.commands.command import CommandError
+from pkvchat.commands.slash import is_command, to_line, to_prompt
 from pkvchat.errors import ChatError, UsageError
 from pkvchat.messages import Close
 from pkvchat.open_chat import OpenChat
@@ -29,8 +30,8 @@ from pkvchat.store import ChatStore, store_path
 from . import view_commands
 from .all_commands import COMMANDS
 from .app_host import AppHost
+from .command_list import CommandList
 from .composer import Composer
-from .context_full import ContextFull
 from .driver import Utf8Driver, trust_terminal_size
 from .frame_pace import FramePace
 from .keymap import Keymap, bindings
@@ -100,7 +101,8 @@ class ChatApp(App[int]):
         )
         self.panel = Panel(self.session, palette, self.keymap, self._tabs_from_active)
         self.history = [m.text for tab in self.tabs for m in tab.chat.messages if m.role == "user"]
-        self.composer = Composer(self.history, self._completions)
+        self.command_list = CommandList()
+        self.composer = Composer(self.history, self._completions, self.command_list)
         self.token_count = TokenCount(self)
         self.status = StatusLine(palette)
         self._frame_due = False
@@ -123,6 +125,7 @@ class ChatApp(App[int]):
             yield self.sidebar
             yield self.transcript
             yield self.panel
+            yield self.command_list
         yield self.composer
         yield self.status
 
@@ -179,9 +182,10 @@ class ChatApp(App[int]):
         """Draw the active chat with the next frame, however many events come until then."""
         if not self._frame_due:
             self._frame_due = True
-            self.set_timer(self._pace.delay(), self._draw)
+            self.set_timer(self._pace.delay(), self.draw)
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
+        """Draw what has changed, at once."""
         self._frame_due = False
         self.transcript.update()
         if time.monotonic() - self._around_drawn > _PULSE_S:
@@ -233,36 +237,17 @@ class ChatApp(App[int]):
             self.session.apply(event)
         self._pulse.resume()
 
-    def choose_for_full_context(self, tab: OpenChat, *, refused: bool) -> None:
-        """Ask at once, unless the person looks elsewhere or types; a prompt that was refused is
-        in the composer again and not being typed."""
-        ready = self.session.state.ready
-        looks_here = tab is self.tab and len(self.screen_stack) == 1
-        if ready and looks_here and (refused or not self.composer.text):
-            self._draw()
-            self.push_screen(ContextFull(tab, ready), self._full_context_chosen)
-
-    def _full_context_chosen(self, chosen: tuple[str, str] | None) -> None:
-        if chosen is None:
-            return
-        prompt = self.composer.full_text  # of a chat that is to stay as it is, it goes along
-        moves = chosen[0] == "summarise" and prompt
-        if moves:
-            self.composer.take("")
-        self.command(*chosen)
-        if moves:
-            self.composer.put_back(prompt)
-
     def note(self, tab: OpenChat, line: str) -> None:
         """A line of the app's own in a chat."""
         tab.note(line)
         self.changed(tab)
 
-    def put_back(self, tab: OpenChat, text: str) -> None:
+    def put_back(self, tab: OpenChat, prompt: str) -> None:
+        """Set ``prompt`` before what is typed in ``tab``, to be sent again."""
         if tab is self.tab:
-            self.composer.put_back(text)
+            self.composer.put_back(to_line(prompt))
         else:
-            tab.chat.draft = "\n\n".join(part for part in (text, tab.chat.draft) if part)
+            tab.chat.draft = "\n\n".join(part for part in (to_line(prompt), tab.chat.draft) if part)
             self.saver.soon(tab)
 
     # --- what a person does -------------------------------------------------------------------
@@ -287,11 +272,10 @@ class ChatApp(App[int]):
 
     @on(Composer.Sent)
     def _send(self, message: Composer.Sent) -> None:
-        text = message.text
-        if text.startswith("/") and not text.startswith("//"):
-            self._run_slash(text)
+        if is_command(message.text):
+            self._run_slash(message.text)
             return
-        text = text.removeprefix("/") if text.startswith("//") else text
+        text = to_prompt(message.text)
         self.composer.take("")
         self.history.append(text)
         if self.tab.ask(text):
@@ -308,6 +292,10 @@ class ChatApp(App[int]):
         else:
             self.composer.take("")
             self.command(command.name, argument)
+
+    @on(CommandList.OptionSelected, "#commands")
+    def _take_command(self) -> None:
+        self.composer.take(self.command_list.line())
 
     def _completions(self, text: str) -> list[str]:
         return COMMANDS.completions(self, text)

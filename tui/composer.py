@@ -11,6 +11,9 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from pkvchat.clean import typed
+from pkvchat.commands.slash import to_line
+
+from .command_list import CommandList
 
 _NEWLINE_KEYS = ("ctrl+j", "shift+enter", "alt+enter")
 _FOLD_CHARS = 10_000  # a longer paste is held aside, so that it costs nothing to show
@@ -20,6 +23,7 @@ _FOLD = re.compile(r"\[paste (\d+): [\d,]+ characters\]")
 class Composer(TextArea):
     """Multi-line: Enter sends, Ctrl+J (and Shift+Enter where the terminal tells it apart) breaks
     the line, Up and Down at the edges bring back earlier prompts, Tab completes slash commands.
+    While their names are listed, Up and Down choose one, and Enter or Tab takes it.
     Text is never lost: it is cleared only once it was sent.
     """
 
@@ -29,7 +33,9 @@ class Composer(TextArea):
 
         text: str
 
-    def __init__(self, history: list[str], complete: Callable[[str], list[str]]) -> None:
+    def __init__(
+        self, history: list[str], complete: Callable[[str], list[str]], commands: CommandList
+    ) -> None:
         super().__init__(
             id="composer",
             placeholder="Ask anything. Enter sends, Ctrl+J makes a new line.",
@@ -37,6 +43,7 @@ class Composer(TextArea):
         )
         self._history = history
         self._complete = complete
+        self._commands = commands
         self._recalled: int | None = None  # place in the history while walking through it
         self._typed = ""  # what was there before the walk
         self._pastes: list[str] = []
@@ -59,7 +66,9 @@ class Composer(TextArea):
     # Textual calls the base class's handlers too, unless the default is prevented.
     async def _on_key(self, event: events.Key) -> None:
         handled = True
-        if event.key == "enter":
+        if self._commands.display and self._is_for_list(event.key):
+            pass
+        elif event.key == "enter":
             self._send()
         elif event.key in _NEWLINE_KEYS:
             self.insert("\n")
@@ -74,6 +83,25 @@ class Composer(TextArea):
         if handled:
             event.stop()
             event.prevent_default()
+
+    def _is_for_list(self, key: str) -> bool:
+        """Pass it on. Enter is, once a command is chosen: what was typed may be none of them."""
+        commands = self._commands
+        if key == "up":
+            commands.action_cursor_up()
+        elif key == "down":
+            commands.action_cursor_down()
+        elif key == "tab" or (key == "enter" and commands.highlighted is not None):
+            self.take(commands.line())
+        else:
+            return False
+        return True
+
+    def on_text_area_changed(self) -> None:
+        self._commands.follow(self.text)
+
+    def on_blur(self) -> None:
+        self._commands.leave(self.text)
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.stop()
@@ -96,7 +124,8 @@ class Composer(TextArea):
             return
         self._recalled = at if at < len(self._history) else None
         place = self._recalled
-        self.take(self._typed if place is None else self._history[place], recalled=place)
+        line = self._typed if place is None else to_line(self._history[place])
+        self.take(line, recalled=place)
 
     def _complete_slash(self) -> None:
         found = self._complete(self.text)
@@ -119,6 +148,7 @@ class Composer(TextArea):
         self._recalled = recalled
         self._pastes.clear()
         self.load_text(self._folded(typed(text)))
+        self._commands.leave(self.text)
         self.move_cursor(self.document.end)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -14,6 +15,32 @@ from textual.widgets.option_list import Option
 from pkvchat.commands.context import droppable
 from pkvchat.messages import Ready
 from pkvchat.open_chat import OpenChat
+
+if TYPE_CHECKING:
+    from .app import ChatApp
+
+
+def offer_choices(app: ChatApp, tab: OpenChat, *, refused: bool) -> None:
+    """Ask at once, unless the person looks elsewhere or types. refused: ``tab``'s prompt, which is
+    in the composer again and not being typed.
+    """
+    ready = app.session.state.ready
+    looks_here = tab is app.tab and len(app.screen_stack) == 1
+    if ready and looks_here and (refused or not app.composer.text):
+        app.draw()
+        app.push_screen(ContextFull(tab, ready), partial(_carry_out, app))
+
+
+def _carry_out(app: ChatApp, chosen: tuple[str, str] | None) -> None:
+    """Run the command that was chosen; a copy of the chat takes what is typed along."""
+    if chosen is None:
+        return
+    typed = app.composer.full_text if chosen[0] == "summarise" else ""
+    if typed:
+        app.composer.take("")
+    app.command(*chosen)
+    if typed:
+        app.composer.put_back(typed)
 
 
 class ContextFull(ModalScreen[tuple[str, str] | None]):

@@ -14,11 +14,12 @@ from textual.widgets import Static
 
 _INTRO = (
     "Enter sends, Ctrl+J (or Shift+Enter) makes a new line, Up and Down bring back earlier "
-    "prompts, Tab completes slash commands and file names. A prompt sent while an answer runs "
-    "waits its turn. {browse} moves into the transcript: Up and Down choose a message for edit, "
-    "fork and copy. Begin with // to send a prompt that starts with a slash. Any command takes a "
-    'key of yours in the settings file, under [keys]: new_chat = "ctrl+n"; a wrong name there is '
-    "answered with all there are."
+    "prompts. A slash lists the commands: Up and Down choose one, Enter or Tab takes it, Esc hides "
+    "the list; Tab completes file names, too. Begin with // to send a prompt that starts with a "
+    "slash. A prompt sent while an answer runs waits its turn. {browse} moves into the transcript: "
+    "Up and Down choose a message for edit, fork and copy. Any command takes a key of yours in the "
+    'settings file, under [keys]: new_chat = "ctrl+n"; a wrong name there is answered with all '
+    "there are."
 )
 
 

@@ -26,6 +26,7 @@ from pkvchat.meter import Meter
 from pkvchat.open_chat import OpenChat, Phase
 from pkvchat.sampling import SamplingParams
 
+from .context_full import offer_choices
 from .link import EngineReader
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Session:
         if not tab.busy and tab.ask_next():
             self.submit(tab)
         if tab.full and isinstance(event, Finished | Failed):
-            self._app.choose_for_full_context(tab, refused=isinstance(event, Failed))
+            offer_choices(self._app, tab, refused=isinstance(event, Failed))
         if tab is self._app.tab and isinstance(event, Finished):
             self._app.token_count.typed()  # the chat is longer now
         self._app.changed(tab)

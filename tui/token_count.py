@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from textual.timer import Timer
 
+from pkvchat.commands.slash import is_command, to_prompt
 from pkvchat.messages import ChatMessage, Counted, CountTokens
 
 if TYPE_CHECKING:
@@ -62,6 +63,4 @@ class TokenCount:
     def _text(self) -> str:
         """The prompt that is being typed; "" for a command."""
         text = self._app.composer.full_text
-        if text.startswith("//"):
-            return text[1:]
-        return "" if text.startswith("/") else text
+        return "" if is_command(text) else to_prompt(text)

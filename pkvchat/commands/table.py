@@ -36,8 +36,12 @@ class CommandTable(Generic[H]):
 
     def _like(self, name: str) -> str:
         """Where to look instead: the commands that begin so, else the list of all."""
-        alike = [f"/{slash}" for slash in sorted(self.by_slash) if name and slash.startswith(name)]
+        alike = [f"/{command.slash}" for command in self.named(name) if name]
         return f"there is {', '.join(alike)}" if alike else "/help lists what there is"
+
+    def named(self, start: str) -> list[Command[H]]:
+        """Those whose slash name begins with ``start``, by the alphabet."""
+        return [self.by_slash[name] for name in sorted(self.by_slash) if name.startswith(start)]
 
     def completions(self, host: H, line: str) -> list[str]:
         """What ``line``, the start of a slash command, may go on to be."""
@@ -45,6 +49,6 @@ class CommandTable(Generic[H]):
             return []
         name, space, start = line[1:].partition(" ")
         if not space:
-            return sorted(f"/{slash}" for slash in self.by_slash if slash.startswith(name))
+            return [f"/{command.slash}" for command in self.named(name)]
         command = self.by_slash.get(name)
         return [f"/{name} {text}" for text in command.complete(host, start)] if command else []

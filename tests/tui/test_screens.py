@@ -165,6 +165,7 @@ SCENES: tuple[tuple[str, Act, tuple[str, ...]], ...] = (
     ("loading", loading, ()),
     ("chat", chats, ()),
     ("browse", chats, ("shift+tab",)),
+    ("commands", chats, (*"/re", "down")),
     ("inspector", chats, ("f4", "down", "down")),
     ("help", chats, ("f1",)),
     ("palette", chats, ("ctrl+p", *"chat")),
@@ -209,6 +210,7 @@ async def test_screens_look_as_they_were_approved(
             svg = await picture(window)
             if keys:
                 await window.press(*("escape", "f5") if keys == ("f5",) else ("escape",))
+                window.app.composer.take("")
             if not approved(SCREENS / f"{name}-{form}.svg", svg):
                 new = tmp_path / f"{name}-{form}.svg"
                 new.write_text(svg, encoding="utf-8")
