@@ -6,29 +6,29 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pkvchat.models.errors import ModelError
 
 from . import __version__
-from .arguments import by_rule
 from .attention_bench.options import add_flags as add_attention_flags
 from .errors import INTERRUPTED, ChatError, UsageError
 from .flags import (
-    CHAT_FLAGS,
     Parser,
     add_bench_flags,
+    add_chat_flags,
     add_compare_flags,
+    add_debug_flag,
     add_engine_flags,
-    add_settings,
-    utf8_text,
+    add_name,
 )
 from .options import MAX_PROMPT, EngineOptions
-from .settings import RULES, Rule, Settings, load_settings
+from .settings import Settings, load_settings
 from .streams import drop_output, is_failed_write, open_standard_streams
 
 BROKEN_PIPE = 141  # and for a reader that went away
+Run = Callable[[argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -214,84 +214,58 @@ def _read(name: str) -> str:
 # --- the arguments -------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
+# Each command's name, what runs it, what adds its flags, a line about it and a few more.
+_COMMANDS: tuple[tuple[str, Run, Callable[[Parser], None], str, str | None], ...] = (
+    (
+        "bench",
+        _bench,
+        add_bench_flags,
+        "time prompt reading and decoding",
+        "Time prompt reading (pp) and decoding (tg) as llama-bench does. Numbers may be lists: -d "
+        "0,4096.",
+    ),
+    (
+        "compare",
+        _compare,
+        add_compare_flags,
+        "answer the same prompts under several policies",
+        "Answer the same prompts, greedily, under each policy, and say how fast each was, with "
+        "which strategies, and where texts part.",
+    ),
+    (
+        "bench-attention",
+        _bench_attention,
+        add_attention_flags,
+        "time the attention strategies side by side",
+        "Time the attention strategies on one GPU or CPU, without a model around them: on traces "
+        "of requests that come and go, and on single batches; by default on both.",
+    ),
+    (
+        "calibrate",
+        _calibrate,
+        add_engine_flags,
+        "measure this device again",
+        "Measure for a model which types this device is fast in and what each strategy costs on "
+        "it. The first start does so by itself.",
+    ),
+    ("models", _models, add_debug_flag, "list models by name", None),
+    ("pull", _pull, add_name, "download a model", None),
+    ("rm", _rm, add_name, "delete a model", None),
+)
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="pkvchat",
         description="Chat with a local model in the terminal.",
         epilog="Without a terminal, or with --no-tui, each input line is a prompt or a /command.",
     )
-    once = parser.add_mutually_exclusive_group()
-    once.add_argument("-p", "--prompt", metavar="TEXT", type=utf8_text, help="answer TEXT and exit")
-    once.add_argument("-f", "--file", metavar="FILE", help="answer FILE's text (-: standard input)")
-    parser.add_argument(
-        "-sys",
-        "--system-prompt",
-        metavar="TEXT",
-        type=utf8_text,
-        help="what the model is told first",
-    )
-    parser.add_argument("--no-tui", action="store_true", help="plain lines, even in a terminal")
-    parser.add_argument(
-        "--no-mouse", dest="mouse", action="store_false", help="leave the mouse to the terminal"
-    )
     parser.add_argument("--version", action="version", version=f"pkvchat {__version__}")
-    parser.add_argument(
-        "--steps",
-        dest="steps_path",
-        metavar="FILE",
-        type=by_rule(Rule(str, "a file's name", bool)),
-        help="log each decode step as a line of JSON",
-    )
-    add_settings(parser.add_argument_group("answers"), CHAT_FLAGS)
-    add_engine_flags(parser)
+    add_chat_flags(parser)
     parser.set_defaults(run=_chat)
-
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    bench = commands.add_parser(
-        "bench",
-        help="time prompt reading and decoding",
-        description="Time prompt reading (pp) and decoding (tg) as llama-bench does. "
-        "Numbers may be lists: -d 0,4096.",
-    )
-    add_bench_flags(bench)
-    add_engine_flags(bench, but="policy")
-    bench.set_defaults(run=_bench)
-    compare = commands.add_parser(
-        "compare",
-        help="answer the same prompts under several policies",
-        description="Answer the same prompts, greedily, under each policy, and say how fast each "
-        "was, with which strategies, and where texts part.",
-    )
-    add_compare_flags(compare)
-    add_engine_flags(compare, but="policy")
-    compare.set_defaults(run=_compare)
-    attention = commands.add_parser(
-        "bench-attention",
-        help="time the attention strategies side by side",
-        description="Time the attention strategies on one GPU or CPU, without a model around them: "
-        "on traces of requests that come and go, and on single batches; by default on both.",
-    )
-    add_attention_flags(attention)
-    attention.set_defaults(run=_bench_attention)
-    calibrate = commands.add_parser(
-        "calibrate",
-        help="measure this device again",
-        description="Measure for a model which types this device is fast in and what each strategy "
-        "costs on it. The first start does so by itself.",
-    )
-    add_engine_flags(calibrate)
-    calibrate.set_defaults(run=_calibrate)
-    models = commands.add_parser("models", help="list models by name")
-    models.set_defaults(run=_models)
-    for command, run, text in (("pull", _pull, "download"), ("rm", _rm, "delete")):
-        one = commands.add_parser(command, help=f"{text} a model")
-        one.add_argument(
-            "name",
-            metavar="NAME",
-            type=by_rule(RULES["model"]),
-            help="from the list, or owner/name",
-        )
-        one.set_defaults(run=run)
-    for one in (models, *(commands.choices[name] for name in ("pull", "rm"))):
-        one.add_argument("--debug", action="store_true", help="show tracebacks")
+    for name, run, add_flags, text, more in _COMMANDS:
+        command = commands.add_parser(name, help=text, description=more)
+        add_flags(command)
+        command.set_defaults(run=run)
     return parser

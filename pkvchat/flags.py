@@ -30,7 +30,7 @@ _ENGINE_FLAGS = (
     ("page_size", "--page-size", "N", "tokens in a KV page: 16, 32 or 64"),
     ("policy", "--policy", "NAME", "adaptive, or forced-STRATEGY"),
 )
-CHAT_FLAGS = (
+_CHAT_FLAGS = (
     ("context", "-c --ctx-size", "N", "tokens a chat may have (0: the model's own limit)"),
     ("max_tokens", "-n --predict --n-predict", "N", "new tokens at most (-1: no limit)"),
     ("seed", "-s --seed", "N", "the same seed gives the same text"),
@@ -41,6 +41,8 @@ CHAT_FLAGS = (
     ("repeat_penalty", "--repeat-penalty", "X", "make recent tokens less likely (1: off)"),
     ("repeat_last_n", "--repeat-last-n", "N", "how many tokens are recent (-1: all)"),
 )
+
+_COUNT = Rule(int, "a whole number of at least 1", lambda n: n >= 1)
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def add_settings(
+def _add_settings(
     group: argparse._ActionsContainer, flags: Sequence[tuple[str, str, str, str]]
 ) -> None:
     """Flags that are settings too, with their defaults in their help."""
@@ -66,22 +68,58 @@ def add_settings(
         )
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, but: str = "") -> None:
+def add_chat_flags(parser: Parser) -> None:
+    once = parser.add_mutually_exclusive_group()
+    once.add_argument("-p", "--prompt", metavar="TEXT", type=utf8_text, help="answer TEXT and exit")
+    once.add_argument("-f", "--file", metavar="FILE", help="answer FILE's text (-: standard input)")
+    parser.add_argument(
+        "-sys",
+        "--system-prompt",
+        metavar="TEXT",
+        type=utf8_text,
+        help="what the model is told first",
+    )
+    parser.add_argument("--no-tui", action="store_true", help="plain lines, even in a terminal")
+    parser.add_argument(
+        "--no-mouse", dest="mouse", action="store_false", help="leave the mouse to the terminal"
+    )
+    parser.add_argument(
+        "--steps",
+        dest="steps_path",
+        metavar="FILE",
+        type=by_rule(Rule(str, "a file's name", bool)),
+        help="log each decode step as a line of JSON",
+    )
+    _add_settings(parser.add_argument_group("answers"), _CHAT_FLAGS)
+    add_engine_flags(parser)
+
+
+def add_engine_flags(parser: Parser, but: str = "") -> None:
     """but: the setting that a command has a flag of its own for."""
     group = parser.add_argument_group("engine")
-    add_settings(group, [flag for flag in _ENGINE_FLAGS if flag[0] != but])
+    _add_settings(group, [flag for flag in _ENGINE_FLAGS if flag[0] != but])
+    add_debug_flag(group)
+
+
+def add_debug_flag(group: argparse._ActionsContainer) -> None:
     group.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
-def add_bench_flags(parser: argparse.ArgumentParser) -> None:
+def add_name(parser: Parser) -> None:
+    """Of a model to fetch or delete."""
+    name = by_rule(RULES["model"])
+    parser.add_argument("name", metavar="NAME", type=name, help="from the list, or owner/name")
+    add_debug_flag(parser)
+
+
+def add_bench_flags(parser: Parser) -> None:
     counts = list_of(Rule(int, "whole numbers, such as 0,4096", lambda n: n >= 0))
-    positive = Rule(int, "a whole number of at least 1", lambda n: n >= 1)
     for flag, dest, default, kind, text in (
         ("-p", "prompt_tokens", "512", counts, "prompt tokens to read (0: no pp test)"),
         ("-n", "new_tokens", "128", counts, "tokens to decode (0: no tg test)"),
         ("-d", "depths", "0", counts, "tokens in the context before that"),
-        ("-b", "batches", "1", list_of(positive), "sequences at once"),
-        ("-r", "repetitions", "5", by_rule(positive), "measured runs of each test"),
+        ("-b", "batches", "1", list_of(_COUNT), "sequences at once"),
+        ("-r", "repetitions", "5", by_rule(_COUNT), "measured runs of each test"),
     ):
         text += " [%(default)s]"
         parser.add_argument(flag, dest=dest, default=default, metavar="N", type=kind, help=text)
@@ -103,9 +141,10 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", dest="output", default="md", choices=("md", "json", "csv"), help="output format"
     )
+    add_engine_flags(parser, but="policy")
 
 
-def add_compare_flags(parser: argparse.ArgumentParser) -> None:
+def add_compare_flags(parser: Parser) -> None:
     parser.add_argument(
         "--policy",
         dest="policies",
@@ -121,9 +160,13 @@ def add_compare_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="prompts: blocks between blank lines, or where none is blank one a line (-: stdin)",
     )
-    count = by_rule(Rule(int, "a whole number of at least 1", lambda n: n >= 1))
     parser.add_argument(
-        "-b", dest="batch", default="1", metavar="N", type=count, help="prompts at once [1]"
+        "-b",
+        dest="batch",
+        default="1",
+        metavar="N",
+        type=by_rule(_COUNT),
+        help="prompts at once [%(default)s]",
     )
     parser.add_argument(
         "-n",
@@ -132,13 +175,14 @@ def add_compare_flags(parser: argparse.ArgumentParser) -> None:
         default="128",
         metavar="N",
         type=by_rule(RULES["max_tokens"]),
-        help="new tokens at most (-1: no limit) [128]",
+        help="new tokens at most (-1: no limit) [%(default)s]",
     )
-    add_settings(parser, [flag for flag in CHAT_FLAGS if flag[0] == "context"])
+    _add_settings(parser, [flag for flag in _CHAT_FLAGS if flag[0] == "context"])
     parser.add_argument(
         "-o", dest="output", default="md", choices=("md", "json", "jsonl"), help="output format"
     )
     parser.add_argument("--plot", metavar="FILE", help="draw the steps' times (needs matplotlib)")
+    add_engine_flags(parser, but="policy")
 
 
 def utf8_text(text: str) -> str:
