@@ -3,8 +3,8 @@
     python benchmarks/quantised_matmul.py [--sweep] [--json FILE]
 
 Times are device times per product, in a CUDA graph over so many matrices that each one is cold in
-L2; medians. --sweep also times every tile configuration. Last comes a whole layer for one row, all
-but its attention.
+L2; medians. --sweep also times every tile configuration. Then come the products of experts, and
+last a whole layer, all but its attention.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from pkvchat.kernels.quant_formats import TYPES, Planes, dequantise, pack
 from pkvchat.kernels.quant_gemm_triton import GemmConfig, gemm, gemm_config
 from pkvchat.kernels.quant_gemv_triton import GemvConfig, gemv
 from pkvchat.kernels.quant_linear import QuantLinear, multiply_written_out
+from pkvchat.kernels.quant_skinny_triton import SKINNY_LIMIT, SkinnyConfig, skinny
+from pkvchat.kernels.routed_triton import routed_dense, routed_quantised
 
 CEILING = 4535e9  # bytes/s: a plain read-only kernel over 4 GB on an H200
 COLD_BYTES = 300 << 20
@@ -75,6 +77,12 @@ def few_rows(config: GemvConfig | None, planes: Planes, x: torch.Tensor, out: to
     gemv(planes, x, out, None, config)
 
 
+def skinny_rows(
+    config: SkinnyConfig | None, planes: Planes, x: torch.Tensor, out: torch.Tensor
+) -> None:
+    skinny(planes, x, out, config=config)
+
+
 def several_rows(
     config: GemmConfig | None, planes: Planes, x: torch.Tensor, out: torch.Tensor
 ) -> None:
@@ -87,9 +95,11 @@ def written_out(planes: Planes, x: torch.Tensor, out: torch.Tensor) -> None:
 
 def default_cases() -> Iterator[Case]:
     for shape in SHAPES + OTHERS:
-        for num_rows in (1, 2, 4):
+        for num_rows in (1, 2):
             yield Case(*shape, num_rows, "gemv", partial(few_rows, None))
-        for num_rows in (2, 8, 16, 32, 64):
+        for num_rows in (1, 2, 4, 8, SKINNY_LIMIT):
+            yield Case(*shape, num_rows, "skinny", partial(skinny_rows, None))
+        for num_rows in (8, SKINNY_LIMIT, 32, 64):
             yield Case(*shape, num_rows, "gemm", partial(several_rows, None))
         for num_rows in (32, 64, 512):
             yield Case(*shape, num_rows, "written out", written_out)
@@ -102,12 +112,17 @@ def sweep_cases() -> Iterator[Case]:
                 if rows * num_rows <= 32:
                     label = f"gemv {rows}/{warps}"
                     yield Case(*shape, num_rows, label, partial(few_rows, GemvConfig(rows, warps)))
+        for rows, warps in ((16, 2), (16, 4), (16, 8), (16, 16), (32, 2), (32, 4), (32, 8)):
+            for num_rows in (2, 8, SKINNY_LIMIT):
+                skinny_config = SkinnyConfig(rows, warps)
+                label = f"skinny {rows}/{warps}"
+                yield Case(*shape, num_rows, label, partial(skinny_rows, skinny_config))
         for rows, warps, stages in ((32, 2, 3), (64, 4, 3), (128, 4, 3), (128, 8, 3)):
             for parts in (1, 2, 4, 8, 16):
                 tiles = parts * shape[1] // rows
                 if (tiles < 128 and parts < 16) or (tiles > 3200 and parts > 1):
                     continue
-                for num_rows, x_rows in ((8, 8), (8, 16), (64, 64)):
+                for num_rows, x_rows in ((32, 32), (64, 64)):
                     config = GemmConfig(rows, x_rows, parts, warps, stages)
                     label = f"gemm {rows}/{x_rows}/{warps}/{stages} x{parts}"
                     yield Case(*shape, num_rows, label, partial(several_rows, config))
@@ -174,12 +189,54 @@ def measure(cases: list[Case]) -> list[dict[str, object]]:
     return found
 
 
+EXPERTS = [  # count, chosen, out, in: of Qwen3-30B-A3B, and of Mixtral-8x7B
+    (128, 8, 768, 2048),
+    (128, 8, 2048, 768),
+    (8, 2, 14336, 4096),
+    (8, 2, 4096, 14336),
+]
+
+
+def measure_experts() -> Iterator[dict[str, object]]:
+    """Products with the experts that each row chose; the bound is of each chosen matrix once."""
+    for count, chosen, out_features, width in EXPERTS:
+        planes = random_planes("Q4_K", count * out_features, width)
+        meaning = dequantise(planes).view(count, out_features, width)
+        weight = meaning.bfloat16()
+        for num_rows in (1, 8):
+            choices = [
+                torch.rand(num_rows, count, device=DEVICE).topk(chosen).indices
+                for _ in range(2 * count // chosen)
+            ]
+            x = torch.randn(num_rows, width, device=DEVICE).bfloat16()
+            out = x.new_empty(num_rows * chosen, out_features)
+            share = sum(len(choice.unique()) for choice in choices) / len(choices) / count
+            runs = (
+                ("Q4_K", planes.nbytes(), meaning, partial(routed_quantised, planes)),
+                ("bf16", weight.nbytes, weight, partial(routed_dense, weight)),
+            )
+            for name, nbytes, exact, run in runs:
+                us = graph_us([partial(run, x, choice, out) for choice in choices])
+                picked = exact[choices[-1]].float().flatten(0, 1)
+                expected = (picked @ x.float().repeat_interleave(chosen, 0)[..., None])[..., 0]
+                yield {
+                    "type": name,
+                    "out": f"{chosen} of {count}, {out_features}",
+                    "in": width,
+                    "x_rows": num_rows,
+                    "label": "routed",
+                    "us": us,
+                    "error": float((out.float() - expected).norm() / expected.norm()),
+                    "bound": nbytes * share / CEILING * 1e6,
+                }
+
+
 LAYER = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
 LAYERS = 12  # more than L2 holds
 
 
-def layer_us(gemv_rows: int, quantised: str = "") -> float:
-    """A layer's norms and products for one row. gemv_rows: see Linear. quantised: their type."""
+def layer_us(gemv_rows: int, quantised: str = "", num_rows: int = 1) -> float:
+    """A layer's norms and products. gemv_rows: see Linear. quantised: their type."""
 
     def product(out: int, width: int) -> Linear | QuantLinear:
         if quantised:
@@ -191,7 +248,7 @@ def layer_us(gemv_rows: int, quantised: str = "") -> float:
 
     layers = [[product(*size) for size in LAYER] for _ in range(LAYERS)]
     norm = torch.ones(4096, dtype=torch.bfloat16, device=DEVICE)
-    first = torch.ones(1, 4096, dtype=torch.bfloat16, device=DEVICE)
+    first = torch.ones(num_rows, 4096, dtype=torch.bfloat16, device=DEVICE)
 
     def body() -> None:
         update = residual = first
@@ -241,14 +298,17 @@ def main() -> None:
     cases = list(default_cases()) + (list(sweep_cases()) if args.sweep else [])
     if args.processes > 1:
         compile_all(cases, args.processes)
-    found = measure(cases)
+    found = measure(cases) + list(measure_experts())
     if args.json:
         Path(args.json).write_text(json.dumps(found))
     report(found)
     bound = sum(out * width for out, width in LAYER) * 2 / CEILING * 1e6
-    times = ", ".join(f"{name} {layer_us(rows):.1f}" for name, rows in (("cuBLAS", 0), ("gemv", 1)))
-    print(f"\nA layer without attention, one row, us: bf16 {times} (bound {bound:.1f}); ", end="")
-    print(f"Q4_K {layer_us(0, 'Q4_K'):.1f} (bound {bound * 4.5 / 16:.1f})")
+    bound_q4 = bound * TYPES["Q4_K"].block_bytes / TYPES["Q4_K"].block / 2
+    dense = (("cuBLAS", layer_us(0)), ("gemv", layer_us(1)))
+    print("\nA layer without attention, us: one row, bf16", end=" ")
+    print(", ".join(f"{name} {us:.1f}" for name, us in dense), f"(bound {bound:.1f});", end=" ")
+    quantised = [f"{rows} rows {layer_us(0, 'Q4_K', rows):.1f}" for rows in (1, 2, 8, 16)]
+    print(f"Q4_K {', '.join(quantised)} (bound {bound_q4:.1f})")
 
 
 if __name__ == "__main__":
