@@ -163,7 +163,9 @@ class ChatApp(App[int]):
         if self.sidebar.display:
             width -= self.sidebar.WIDTH
         self.screen_stack[0].set_class(height < _LOW, "-low")
-        self.panel.set_class(width < _WIDE or height < _TALL, "-line")
+        beside = width >= _WIDE and height >= _TALL
+        self.panel.set_class(not beside, "-line")
+        self.command_list.set_class(not beside, "-wide")
         self.panel.set_class(height >= _TALL, "-few")
         self.panel.set_class(height < _LOW or not self.panel_wanted, "-hidden")
         self.call_after_refresh(self.panel.update)

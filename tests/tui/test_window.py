@@ -12,6 +12,7 @@ from pkvchat.errors import UsageError
 from pkvchat.options import EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
+from pkvchat.store import ChatStore
 from pkvchat.tui.app import run
 
 OpenApp = Callable[..., Any]
@@ -70,6 +71,37 @@ async def test_without_colours_the_theme_is_the_terminals_own(
         await window.shows("The END")
         assert window.app.theme == "pkvchat-light"
         assert sent_colours(window) == {ColorType.DEFAULT}
+
+
+@pytest.mark.parametrize(
+    ("keys", "row"),
+    [
+        ([*"/re", "down", "down"], "/regen"),
+        (["ctrl+p", "down"], "close this chat"),
+        (["f5"], "▎ New chat"),
+    ],
+)
+async def test_without_colours_the_highlighted_row_of_a_list_is_underlined(
+    open_app: OpenApp,
+    store: ChatStore,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: list[str],
+    row: str,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with open_app(store=store) as window:
+        await window.press(*keys)
+        await window.shows(row)
+
+        def underlined() -> list[str]:
+            strips = window.app.screen._compositor.render_strips()
+            texts = (
+                "".join(s.text for s in strip if s.style and s.style.underline) for strip in strips
+            )
+            return [text.strip() for text in texts if text.strip()]
+
+        await window.settle(lambda: len(underlined()) == 1)
+        assert underlined()[0].startswith(row)
 
 
 def test_a_theme_that_does_not_exist_is_said_with_those_that_do() -> None:
