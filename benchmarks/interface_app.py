@@ -21,11 +21,11 @@ import psutil
 
 from pkvchat.chats import Chat
 from pkvchat.messages import (
-    Command,
     Delta,
     Event,
     Finished,
     Ready,
+    Request,
     Started,
     Steps,
     Stop,
@@ -93,9 +93,9 @@ class StandIn:
         self._due = 0.0
         self._steps = 0
 
-    def send(self, command: Command) -> None:
+    def send(self, request: Request) -> None:
         with self._lock:
-            match command:
+            match request:
                 case Submit(chat_id, messages):
                     asked = messages[-1].content
                     self._streams[chat_id] = code() if asked == "code" else words(len(asked))
@@ -141,9 +141,7 @@ def make_app(folder: Path, rate: float) -> ChatApp:
 async def day(folder: Path) -> int:
     """Bytes that the process has grown by, after a twentieth of the day has warmed it up."""
     app = make_app(folder, rate=0)
-    app._pace = FramePace(
-        clock=itertools.count().__next__
-    )  # every frame is due at once
+    app._pace = FramePace(clock=itertools.count().__next__)  # every frame is due at once
     process = psutil.Process()
     before = 0
     async with app.run_test(size=(120, 40)):

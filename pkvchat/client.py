@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
 from .engine_log import EngineLog
-from .messages import Command, Died, Event, Ready, Shutdown
+from .messages import Died, Event, Ready, Request, Shutdown
 from .options import EngineOptions
 from .process import main
 
@@ -19,27 +19,27 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 class _Writer:
-    """Sends commands from a thread of its own: an engine that is in a long step reads none for a
+    """Sends requests from a thread of its own: an engine that is in a long step reads none for a
     while, and a prompt that is longer than a pipe holds must not keep the interface waiting."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="commands", daemon=True)
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="requests", daemon=True)
         self._thread.start()
 
-    def put(self, command: Command) -> None:
-        self._commands.put(command)
+    def put(self, request: Request) -> None:
+        self._requests.put(request)
 
     def close(self) -> None:
         """Send what is left and end; not where nobody reads any more."""
-        self._commands.put(None)
+        self._requests.put(None)
         self._thread.join(timeout=2)
 
     def _run(self) -> None:
         with suppress(OSError):  # the engine is gone; ``events`` says so
-            while (command := self._commands.get()) is not None:
-                self._connection.send(command)
+            while (request := self._requests.get()) is not None:
+                self._connection.send(request)
 
 
 class EngineClient:
@@ -76,10 +76,10 @@ class EngineClient:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def send(self, command: Command) -> None:
+    def send(self, request: Request) -> None:
         """To an engine that is gone nothing is sent; ``events`` says that it is."""
         if self._writer is not None:
-            self._writer.put(command)
+            self._writer.put(request)
 
     def events(self, timeout: float | None = None) -> list[Event]:
         """What the engine said since, waiting up to ``timeout`` seconds (None: for ever).

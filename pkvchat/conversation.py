@@ -19,7 +19,6 @@ from .errors import ChatError, startup_errors
 from .messages import (
     Benched,
     Close,
-    Command,
     Delta,
     Event,
     Failed,
@@ -27,6 +26,7 @@ from .messages import (
     Notice,
     PolicyChanged,
     Ready,
+    Request,
     Steps,
     Stop,
     Submit,
@@ -150,9 +150,9 @@ class Conversation:
     def say(self, text: str) -> None:
         say(text)
 
-    def send(self, command: Command) -> None:
+    def send(self, request: Request) -> None:
         engine = self._engine
-        events = engine.handle(command)
+        events = engine.handle(request)
         while not engine.idle:  # a bench; no answer runs while commands are read
             events += engine.poll()
         for event in events:

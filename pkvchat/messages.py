@@ -1,6 +1,6 @@
 """The typed messages between a user interface and the engine, both ways. All of them pickle.
 
-Commands go to the engine, events come back. A chat is named by an id the interface picks; the
+Requests go to the engine, events come back. A chat is named by an id the interface picks; the
 engine keeps that chat's KV pages until ``Close``, so that a next turn only prefills what is new.
 """
 
@@ -20,7 +20,7 @@ class ChatMessage:
     content: str
 
 
-# --- commands ---------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Shutdown:
     """End the engine."""
 
 
-Command = Submit | Stop | Close | Fork | CountTokens | SetPolicy | RunBench | Shutdown
+Request = Submit | Stop | Close | Fork | CountTokens | SetPolicy | RunBench | Shutdown
 
 
 # --- events -----------------------------------------------------------------------------------

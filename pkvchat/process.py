@@ -1,4 +1,4 @@
-"""The engine's own process: commands come in over a pipe, events go out in batches."""
+"""The engine's own process: requests come in over a pipe, events go out in batches."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from .messages import (
-    Command,
     CountTokens,
     Delta,
     Event,
     Failed,
     Loading,
     Prefilled,
+    Request,
     Shutdown,
     Steps,
 )
@@ -159,12 +159,12 @@ def _serve(options: EngineOptions, connection: Connection, outbox: Outbox) -> No
     counter = TokenCounter(service, outbox)
     while True:
         while connection.poll(None if service.idle else 0):
-            command: Command = connection.recv()
-            if isinstance(command, CountTokens):
-                counter.put(command)
+            request: Request = connection.recv()
+            if isinstance(request, CountTokens):
+                counter.put(request)
                 continue
-            outbox.put(service.handle(command))
-            if isinstance(command, Shutdown):
+            outbox.put(service.handle(request))
+            if isinstance(request, Shutdown):
                 return
         outbox.put(service.poll())
 

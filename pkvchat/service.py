@@ -17,7 +17,6 @@ from .messages import (
     Benched,
     ChatMessage,
     Close,
-    Command,
     Counted,
     CountTokens,
     Delta,
@@ -28,6 +27,7 @@ from .messages import (
     Notice,
     PolicyChanged,
     Prefilled,
+    Request,
     RunBench,
     SetPolicy,
     Shutdown,
@@ -87,12 +87,12 @@ class ChatService:
         """No answer is under way, and no bench."""
         return self._engine.idle and self._bench is None
 
-    def handle(self, command: Command) -> list[Event]:
-        """Carry out one command; what it has to say comes back at once."""
+    def handle(self, request: Request) -> list[Event]:
+        """Carry out one request; what it has to say comes back at once."""
         try:
-            match command:
+            match request:
                 case Submit():
-                    return self._submit(command)
+                    return self._submit(request)
                 case Stop(chat_id):
                     return self._end(chat_id, "cancelled") if self._engine.stop(chat_id) else []
                 case Close(chat_id):
@@ -102,7 +102,7 @@ class ChatService:
                     with suppress(KeyError):  # a chat that has no KV yet: nothing to share
                         self._engine.fork(source, target)
                 case CountTokens(chat_id, number):
-                    return [Counted(chat_id, number, len(self._prompt(command.messages)))]
+                    return [Counted(chat_id, number, len(self._prompt(request.messages)))]
                 case SetPolicy(name):
                     return self._set_policy(name)
                 case RunBench():
@@ -111,7 +111,7 @@ class ChatService:
                     self.close()
         except (RequestRefused, ModelError, StrategyUnavailable, ValueError) as error:
             full = isinstance(error, ContextFull)
-            return [Failed(getattr(command, "chat_id", None), str(error), context_full=full)]
+            return [Failed(getattr(request, "chat_id", None), str(error), context_full=full)]
         return []
 
     def poll(self) -> list[Event]:
@@ -136,19 +136,19 @@ class ChatService:
         self._bench = None
         return [Benched(table)]
 
-    # --- commands -----------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------
 
-    def _submit(self, command: Submit) -> list[Event]:
+    def _submit(self, request: Submit) -> list[Event]:
         submitted = time.perf_counter()
         loaded = self._started.loaded
         known = loaded.template.fallback_note
-        tokens = self._prompt(command.messages)
+        tokens = self._prompt(request.messages)
         note = loaded.template.fallback_note  # a template may fail on this conversation only
-        cached = self._engine.submit(command.chat_id, tokens, command.params, loaded.stop_ids)
-        detokenizer = loaded.tokenizer.detokenizer(open=_is_open(command.messages))
-        self._streams[command.chat_id] = _Stream(detokenizer, submitted, len(tokens))
-        notices: list[Event] = [Notice(command.chat_id, note)] if note != known else []
-        return [*notices, Started(command.chat_id, len(tokens), cached)]
+        cached = self._engine.submit(request.chat_id, tokens, request.params, loaded.stop_ids)
+        detokenizer = loaded.tokenizer.detokenizer(open=_is_open(request.messages))
+        self._streams[request.chat_id] = _Stream(detokenizer, submitted, len(tokens))
+        notices: list[Event] = [Notice(request.chat_id, note)] if note != known else []
+        return [*notices, Started(request.chat_id, len(tokens), cached)]
 
     def _prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
         loaded = self._started.loaded

@@ -12,7 +12,7 @@ from pkvchat import clipboard
 from pkvchat.chats import Chat, Message
 from pkvchat.clean import one_line
 from pkvchat.commands.command import CommandError
-from pkvchat.messages import Command, Ready
+from pkvchat.messages import Ready, Request
 from pkvchat.meter import Meter
 from pkvchat.open_chat import OpenChat
 from pkvchat.sampling import SamplingParams
@@ -59,8 +59,8 @@ class AppHost:
         self._app.tab.say(text)
         self._app.changed(self._app.tab)
 
-    def send(self, command: Command) -> None:
-        self._app.session.client.send(command)
+    def send(self, request: Request) -> None:
+        self._app.session.client.send(request)
 
     def submit(self) -> None:
         self._app.session.submit(self._app.tab)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pkvchat.chats import Chat, Message
-from pkvchat.messages import Command, Ready
+from pkvchat.messages import Ready, Request
 from pkvchat.meter import Meter
 from pkvchat.open_chat import OpenChat
 from pkvchat.sampling import SamplingParams
@@ -34,7 +34,7 @@ class Host(Protocol):
     def say(self, text: str) -> None:
         """Lines of the program's own."""
 
-    def send(self, command: Command) -> None:
+    def send(self, request: Request) -> None:
         """To the engine."""
 
     def submit(self) -> None:

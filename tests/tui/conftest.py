@@ -17,12 +17,12 @@ from textual.pilot import Pilot
 
 from pkvchat.chats import Chat
 from pkvchat.messages import (
-    Command,
     Delta,
     Died,
     Event,
     Finished,
     Ready,
+    Request,
     Started,
     Steps,
     Submit,
@@ -78,7 +78,7 @@ class ScriptedEngine:
 
     def __init__(self, on_submit: Callable[[Submit], list[Event]] | None = None) -> None:
         self.options = EngineOptions()
-        self.sent: list[Command] = []
+        self.sent: list[Request] = []
         self.starts = 1
         self.may_end = threading.Event()  # clear: an engine in a long step
         self.may_end.set()
@@ -91,10 +91,10 @@ class ScriptedEngine:
     def close(self) -> None:
         self.may_end.wait()
 
-    def send(self, command: Command) -> None:
-        self.sent.append(command)
-        if isinstance(command, Submit) and self._on_submit:
-            self.say(*self._on_submit(command))
+    def send(self, request: Request) -> None:
+        self.sent.append(request)
+        if isinstance(request, Submit) and self._on_submit:
+            self.say(*self._on_submit(request))
 
     def say(self, *events: Event) -> None:
         self._events.put(list(events))
@@ -109,14 +109,14 @@ class ScriptedEngine:
             return []
 
     def submits(self) -> list[Submit]:
-        return [command for command in self.sent if isinstance(command, Submit)]
+        return [request for request in self.sent if isinstance(request, Submit)]
 
 
 def answer(text: str) -> Callable[[Submit], list[Event]]:
     """An ``on_submit`` that answers every prompt with ``text``."""
 
-    def reply(command: Submit) -> list[Event]:
-        chat = command.chat_id
+    def reply(request: Submit) -> list[Event]:
+        chat = request.chat_id
         return [
             Started(chat, 20, 0),
             Delta(chat, text, 5),
