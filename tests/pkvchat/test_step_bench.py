@@ -32,7 +32,7 @@ CONFIG = replace(
 
 
 def build(tmp_path, fresh=False):
-    device = torch.device("cuda")
+    device = torch.device("cuda", 0)
     checkpoint = RandomCheckpoint(CONFIG, "bf16", device)
     types = replace(LinearTypes.uniform(torch.bfloat16), packed_bits=8)
     reader = WeightReader(checkpoint, device, torch.bfloat16, types, lambda *progress: None)
