@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from pkvchat.bench import RandomWeights, start
 from pkvchat.engine import Engine
-from pkvchat.flags import Parser, add_bench_flags, add_engine_flags
+from pkvchat.flags import Parser, add_bench_flags
 from pkvchat.progress_line import ProgressLine
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
@@ -42,7 +42,6 @@ class Gaps:
 def main() -> None:
     parser = Parser(description=__doc__.splitlines()[0])
     add_bench_flags(parser)
-    add_engine_flags(parser, but="policy")
     parser.set_defaults(prompt_tokens="6000", depths="1000", repetitions="3")
     args = parser.parse_args()
     (prompt,), (depth,), (batch,) = args.prompt_tokens, args.depths, args.batches

@@ -178,6 +178,8 @@ class StepGraphs:
         if kind.chunk:
             prefill = self._static_prefill(kind)
             prefill.rehearse(kind.chunk)
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # as a capture begins with, so that what it takes can be told
         free, _ = torch.cuda.mem_get_info(device)
         graph = torch.cuda.CUDAGraph()
         try:
