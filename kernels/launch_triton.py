@@ -18,9 +18,9 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import JITFunction, driver
 
-_GRID = ("gridX", "gridY", "gridZ")
-_HOOKS = ("launch_metadata", "launch_enter_hook", "launch_exit_hook")
-_LAUNCHER = [*_GRID, "stream", "function", "kernel_metadata", *_HOOKS, "args"]
+# What Triton's launchers take, as JITFunction.run calls them; some name the first ones only.
+_FIRST = ["gridX", "gridY", "gridZ", "stream", "function"]
+_MORE = ["kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook"]
 
 
 class BoundKernel:
@@ -98,11 +98,13 @@ def specialisation(args: Iterable[object]) -> tuple[object, ...]:
 def _launcher(compiled: Any) -> tuple[Any, ...] | None:
     """What launches a compiled kernel, and what it takes; None where it isn't as known here."""
     try:
-        parameters = inspect.signature(compiled.run).parameters
-        known = list(parameters) == _LAUNCHER and compiled.metadata.target.backend == "cuda"
-        return (compiled.run, compiled.function, compiled.packed_metadata) if known else None
+        takes = list(inspect.signature(compiled.run).parameters)
+        known = takes in ([*_FIRST, "args"], [*_FIRST, *_MORE, "args"])
+        if known and compiled.metadata.target.backend == "cuda":  # others specialise by more
+            return compiled.run, compiled.function, compiled.packed_metadata
     except AttributeError:
-        return None
+        pass
+    return None
 
 
 def _watched() -> bool:

@@ -237,9 +237,18 @@ class Launcher:
     def __init__(self, src, metadata):
         pass
 
-    def __call__(self, gridX, gridY, gridZ, stream, function, kernel_metadata, launch_metadata,
-                 launch_enter_hook, launch_exit_hook, *args):
-        launches.append((gridX, gridY, gridZ, stream, function, kernel_metadata, args))
+
+def named(self, gridX, gridY, gridZ, stream, function, kernel_metadata, launch_metadata,
+          launch_enter_hook, launch_exit_hook, *args):
+    launches.append((gridX, gridY, gridZ, stream, function, kernel_metadata, args))
+
+
+def some_named(self, gridX, gridY, gridZ, stream, function, *args):
+    launches.append((gridX, gridY, gridZ, stream, function, args[0], args[4:]))
+
+
+def unknown(self, x, y, z, *args):
+    launches.append((x, y, z, *args[:3], args[6:]))
 
 
 class Hopper:
@@ -267,25 +276,27 @@ run, slow = JITFunction.run, []
 JITFunction.run = lambda self, *args, **kwargs: (slow.append(self), run(self, *args, **kwargs))[1]
 
 from test_launch_triton import CALLS, Call, _kernel
-from pkvchat.kernels.launch_triton import launch
+from pkvchat.kernels import launch_triton
 
-for change in CALLS:
-    call = Call("cpu", **change)
-    _kernel[call.grid](*call.args, **call.static)
-    launch(_kernel, call.grid, *call.args, **call.static)  # by Triton, if it is the first such
-    slow.clear()
-    launch(_kernel, call.grid, *call.args, **call.static)
-    assert not slow, change
-    triton, first, direct = launches[-3:]
-    assert triton == first == direct, change
+for Launcher.__call__, direct in ((named, True), (some_named, True), (unknown, False)):
+    _kernel.device_caches.clear()
+    launch_triton._bind.cache_clear()
+    for change in CALLS:
+        call = Call("cpu", **change)
+        _kernel[call.grid](*call.args, **call.static)
+        launch_triton.launch(_kernel, call.grid, *call.args, **call.static)  # perhaps by Triton
+        slow.clear()
+        launch_triton.launch(_kernel, call.grid, *call.args, **call.static)
+        assert bool(slow) is not direct, change
+        assert launches[-3] == launches[-2] == launches[-1], change
 print(len(launches))
 """
 
 
-def test_direct_launches_are_tritons_own(tmp_path):
+def test_launches_are_tritons_own(tmp_path):
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     script = SCRIPT.format(tests=str(Path(__file__).parent))
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) == 3 * len(CALLS)
+    assert int(done.stdout) == 3 * 3 * len(CALLS)
