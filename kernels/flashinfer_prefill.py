@@ -10,54 +10,18 @@ import torch
 
 from .batch import AttentionShape, LayerSpec, PrefillChunk
 from .flashinfer import load_flashinfer, why_not_built
-from .launch_triton import multiprocessors
 from .strategy import StrategyUnavailable
 
 _WORKSPACE_BYTES = 128 << 20  # FlashInfer's own recommendation, which large groups exceed
-_INDEX_BYTES = 1 << 20  # of a graph's plan, which is of a few hundred rows
+_PLAN_BYTES = 1 << 20  # of a graph, which is for some hundred rows
 
 
-class FlashInferPrefill:
-    """BatchPrefillWithPagedKVCacheWrapper over HND pages; planned on the host once per step.
+class PagedPrefill:
+    """BatchPrefillWithPagedKVCacheWrapper over HND pages; planned on the host once per step."""
 
-    FlashInfer compiles its kernels when first used and caches them, so the construction for a new
-    shape can take a minute. Its FlashAttention-2 kernels are those that decoding with tensor cores
-    has compiled anyway; those of FlashAttention-3 took several minutes more.
-    """
-
-    def __init__(self, shape: AttentionShape, specs: Iterable[LayerSpec]) -> None:
-        """specs: of the layers. Raises StrategyUnavailable."""
-        kinds = dict.fromkeys(specs)
-        if any(spec.sinks is not None for spec in kinds):
-            raise StrategyUnavailable("flashinfer's prefill has no attention sinks")
-        library = load_flashinfer(shape)
+    def __init__(self, shape: AttentionShape, wrappers: Mapping[LayerSpec, Any]) -> None:
         self.shape = shape
-        self._wrapper_class: Any = library.BatchPrefillWithPagedKVCacheWrapper
-        nbytes = max(_WORKSPACE_BYTES, _partial_bytes(shape))
-        self._workspace = torch.empty(nbytes, dtype=torch.uint8, device=shape.device)
-        self._wrappers: Mapping[LayerSpec, Any] = {
-            spec: self._wrapper_class(self._workspace, "HND", backend="fa2") for spec in kinds
-        }
-        self._build()
-
-    def _build(self) -> None:
-        """Compile what the specs need, and run it once on one token."""
-        shape = self.shape
-        size = (1, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
-        kv_layer = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        q = kv_layer.new_zeros(1, shape.num_qo_heads, shape.head_dim)
-        page = torch.zeros(1, dtype=torch.int32, device=shape.device)
-        try:
-            self.plan([PrefillChunk(page, 1, 1)])
-            for spec in self._wrappers:
-                self.run(q, kv_layer, torch.empty_like(q), spec)
-            torch.cuda.synchronize(shape.device)
-        except Exception as error:
-            raise why_not_built(error) from error
-
-    def static(self, num_tokens: int, max_pages: int) -> StaticPrefill:
-        """For one chunk of up to ``num_tokens``, of a sequence of up to ``max_pages`` pages."""
-        return StaticPrefill(self, num_tokens, max_pages)
+        self._wrappers = wrappers
 
     def plan(self, chunks: Sequence[PrefillChunk]) -> None:
         """What the layers of a step share."""
@@ -95,63 +59,97 @@ class FlashInferPrefill:
         if result is not out:
             out.copy_(result)
 
-
-class StaticPrefill(FlashInferPrefill):
-    """Its ``run`` may be captured into a CUDA graph, and replays follow each later ``plan``.
-
-    It is captured after ``rehearse``. A chunk may be shorter: what comes out for the rows past its
-    end means nothing.
-    """
-
-    def __init__(self, eager: FlashInferPrefill, num_tokens: int, max_pages: int) -> None:
-        """Takes eager's workspace: both run in one stream."""
-        self.shape, self._workspace = eager.shape, eager._workspace
-        self._wrapper_class = eager._wrapper_class
-        self._scratch = torch.zeros(
-            max(max_pages, -(-num_tokens // self.shape.page_size)),
-            dtype=torch.int32,
-            device=self.shape.device,
-        )
-        self._wrappers = {spec: self._wrapper() for spec in eager._wrappers}
-        self._load(num_tokens)
-
-    def rehearse(self, num_tokens: int) -> None:
-        """Plan for a chunk of the size to capture, all of whose tokens are in the scratch page."""
-        num_pages = -(-num_tokens // self.shape.page_size)
-        self.plan([PrefillChunk(self._scratch[:num_pages], num_tokens, num_tokens)])
-
-    def _load(self, num_tokens: int) -> None:
-        """FlashInfer keeps the first plan's size. Kernels are loaded by running them."""
+    def _run_on_scratch(self, num_tokens: int) -> None:
+        """Read a chunk whose tokens are all in page 0, which loads the kernels."""
         shape = self.shape
         size = (1, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
         kv_layer = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         q = kv_layer.new_zeros(num_tokens, shape.num_qo_heads, shape.head_dim)
-        self.rehearse(num_tokens)
+        self._plan_scratch(num_tokens)
         for spec in self._wrappers:
             self.run(q, kv_layer, torch.empty_like(q), spec)
 
-    def _wrapper(self) -> Any:
+    def _plan_scratch(self, num_tokens: int) -> None:
+        num_pages = -(-num_tokens // self.shape.page_size)
+        table = torch.zeros(num_pages, dtype=torch.int32, device=self.shape.device)
+        self.plan([PrefillChunk(table, num_tokens, num_tokens)])
+
+
+class FlashInferPrefill(PagedPrefill):
+    """Any number of chunks of any size.
+
+    FlashInfer compiles its kernels when first used and caches them, so the construction for a new
+    shape can take a minute. Its FlashAttention-2 kernels are those that decoding with tensor cores
+    has compiled anyway; those of FlashAttention-3 took several minutes more.
+    """
+
+    def __init__(self, shape: AttentionShape, specs: Iterable[LayerSpec]) -> None:
+        """specs: of the layers. Raises StrategyUnavailable."""
+        kinds = dict.fromkeys(specs)
+        if any(spec.sinks is not None for spec in kinds):
+            raise StrategyUnavailable("flashinfer's prefill has no attention sinks")
+        self._wrapper: Any = load_flashinfer(shape).BatchPrefillWithPagedKVCacheWrapper
+        nbytes = max(_WORKSPACE_BYTES, _partial_bytes(shape))
+        self._workspace = torch.empty(nbytes, dtype=torch.uint8, device=shape.device)
+        wrappers = {spec: self._wrapper(self._workspace, "HND", backend="fa2") for spec in kinds}
+        super().__init__(shape, wrappers)
+        try:
+            self._run_on_scratch(1)
+            torch.cuda.synchronize(shape.device)
+        except Exception as error:
+            raise why_not_built(error) from error
+
+    def static(self, num_tokens: int, max_pages: int) -> StaticPrefill:
+        """For one chunk of up to ``num_tokens``, of a sequence of up to ``max_pages`` pages.
+
+        It takes this one's workspace: both are to run in one stream.
+        """
+        num_pages = max(max_pages, -(-num_tokens // self.shape.page_size))
+        wrappers = {spec: self._static_wrapper(num_pages) for spec in self._wrappers}
+        return StaticPrefill(self.shape, wrappers, num_tokens)
+
+    def _static_wrapper(self, num_pages: int) -> Any:
         def buffer(numel: int) -> torch.Tensor:
             return torch.zeros(numel, dtype=torch.int32, device=self.shape.device)
 
-        wrapper = self._wrapper_class(
+        wrapper = self._wrapper(
             self._workspace,
             "HND",
             backend="fa2",
             use_cuda_graph=True,
             qo_indptr_buf=buffer(2),
             paged_kv_indptr_buf=buffer(2),
-            paged_kv_indices_buf=buffer(len(self._scratch)),
+            paged_kv_indices_buf=buffer(num_pages),
             paged_kv_last_page_len_buf=buffer(1),
         )
-        index = torch.empty(_INDEX_BYTES, dtype=torch.uint8, device=self.shape.device)
-        wrapper.reset_workspace_buffer(self._workspace, index)
+        plan = torch.empty(_PLAN_BYTES, dtype=torch.uint8, device=self.shape.device)
+        wrapper.reset_workspace_buffer(self._workspace, plan)
         return wrapper
+
+
+class StaticPrefill(PagedPrefill):
+    """Its ``run`` may be captured into a CUDA graph, and replays follow each later ``plan``.
+
+    It is captured after ``rehearse``. A chunk may be shorter: what comes out for the rows past its
+    end means nothing.
+    """
+
+    def __init__(
+        self, shape: AttentionShape, wrappers: Mapping[LayerSpec, Any], num_tokens: int
+    ) -> None:
+        """num_tokens: at most; FlashInfer keeps to the size of its first plan."""
+        super().__init__(shape, wrappers)
+        self._run_on_scratch(num_tokens)
+
+    def rehearse(self, num_tokens: int) -> None:
+        """Plan for a chunk of the size that is about to be captured."""
+        self._plan_scratch(num_tokens)
 
 
 def _partial_bytes(shape: AttentionShape) -> int:
     """What FlashInfer's programs, two a multiprocessor, take for partial results at most."""
-    programs = 2 * multiprocessors(shape.device) // shape.num_kv_heads
+    sms = torch.cuda.get_device_properties(shape.device).multi_processor_count
+    programs = 2 * sms // shape.num_kv_heads
     tile = 128 if shape.head_dim < 256 else 64
     return shape.num_qo_heads * max(1, programs) * tile * (shape.head_dim + 1) * 4 + (1 << 20)
 

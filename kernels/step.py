@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .batch import DecodeBatch, LayerSpec, PrefillChunk
-from .flashinfer_prefill import FlashInferPrefill
+from .flashinfer_prefill import PagedPrefill
 from .kv import kv_rows
 from .prefill import PrefillAttention
 from .qkv import HeadNorm, Rotation, store_qkv
@@ -30,7 +30,7 @@ class StepAttention:
         decode: DecodeBatch | None,
         strategy: Strategy | None,
         prefill: Sequence[PrefillChunk] = (),
-        paged: FlashInferPrefill | None = None,
+        paged: PagedPrefill | None = None,
     ) -> None:
         self.kv_layers = kv_layers
         self.layer_specs = layer_specs

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.flashinfer_prefill import FlashInferPrefill, StaticPrefill
+from pkvchat.kernels.flashinfer_prefill import FlashInferPrefill, PagedPrefill, StaticPrefill
 from pkvchat.kernels.routed import FEW_ROWS
 from pkvchat.kernels.step import StepAttention
 from pkvchat.kernels.strategy import Strategy
@@ -130,7 +130,8 @@ class StepGraphs:
         if strategy is not None and inputs.batch is not None:
             strategy.plan(inputs.batch, num_splits)
         graph = self._graph(kind, inputs, strategy)
-        prefill, num_rows = None, kind.rows
+        prefill: PagedPrefill | None = None
+        num_rows = kind.rows
         if chunk is not None:
             prefill = self._prefill if graph is None else self._static_prefill(kind)
             assert prefill is not None, "without it, no prompt is covered"
@@ -223,7 +224,7 @@ class StepGraphs:
         self,
         inputs: StepInputs,
         strategy: Strategy | None,
-        prefill: FlashInferPrefill | None,
+        prefill: PagedPrefill | None,
         num_rows: int,
     ) -> torch.Tensor:
         """Of the first ``num_rows`` rows. prefill: has planned for the chunk."""
