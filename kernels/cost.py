@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the policies' names are known without torch
 _ALL_PAGES = 1 << 60
 _RESIDENT = 2  # programs that a streaming multiprocessor holds of each kernel here
 # Programs per multiprocessor, and the share of the bandwidth that they use: measured on an H200.
-_BANDWIDTH = ((0.0, 0.0), (0.5, 0.55), (1.0, 0.875), (1.2, 0.935), (_RESIDENT, 1.0))
+_BANDWIDTH = ((0.0, 0.0), (0.5, 0.55), (1.0, 0.85), (1.2, 0.89), (_RESIDENT, 1.0))
 _MIN_TOKENS = 64  # that the Triton kernels give a program at least; FlashInfer twice as many
 _PADDING = 4  # TileConfig's: percent by which workqueue's shares may grow to have one piece each
 _STEP_TOKENS, _PIPELINE = 64, 3  # of their inner loop: tokens a step, steps in flight
