@@ -9,7 +9,8 @@ from .messages import ChatMessage
 
 NEW_CHAT = "New chat"
 _TITLE_LENGTH = 40
-OWN_LINES = ("note", "said")  # roles of what the app says itself
+ANSWERS = ("assistant", "summary")  # roles of what the model writes
+OWN_LINES = ("note", "said")  # and of what the app says itself
 _KINDS = ("fork: ", "copy: ", "edit: ", "summary: ")
 _SENT_ROLES = ("system", "user", "assistant")
 _COMPLETE = ("stop", "length", "context")
@@ -108,6 +109,10 @@ class Chat:
         if role == "user" and not self.title:
             self.title = title_of(text)
         return message
+
+    def last(self, *roles: str) -> Message | None:
+        """The last message of one of ``roles``."""
+        return next((m for m in reversed(self.messages) if m.role in roles), None)
 
     def first_read(self) -> int:
         """The index from which on the model reads: the last summary, or after the last cut."""

@@ -255,8 +255,7 @@ class Conversation:
         say(f"{len(text):,} characters go before your next line")
 
     def chosen(self) -> Message:
-        answers = (m for m in reversed(self._current.chat.messages) if m.role == "assistant")
-        if answer := next(answers, None):
+        if answer := self._current.chat.last("assistant"):
             return answer
         raise CommandError("there is no answer yet")
 

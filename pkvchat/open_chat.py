@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .chat_summary import Summary
-from .chats import Chat, Message, Version
+from .chats import ANSWERS, Chat, Message, Version
 from .messages import (
     ChatMessage,
     Delta,
@@ -27,7 +27,6 @@ _CHOICES = (
     "/summarise goes on in a copy, from a summary of this chat; /drop lets the model forget the "
     "oldest turns; /context N restarts the engine with more, if memory allows."
 )
-_ANSWERS = ("assistant", "summary")
 
 
 class Phase(Enum):
@@ -71,11 +70,8 @@ class OpenChat:
     @property
     def answer(self) -> Version | None:
         """The answer that runs, if one does."""
-        message = self._last_answer() if self.busy else None
+        message = self.chat.last(*ANSWERS) if self.busy else None
         return message.version if message else None
-
-    def _last_answer(self) -> Message | None:
-        return next((m for m in reversed(self.chat.messages) if m.role in _ANSWERS), None)
 
     @property
     def queued(self) -> list[Message]:
@@ -108,7 +104,7 @@ class OpenChat:
 
     def ask_next(self) -> bool:
         """Start on a summary's next part, else on the oldest queued prompt; False without one."""
-        queued, last = self.queued, self._last_answer()
+        queued, last = self.queued, self.chat.last(*ANSWERS)
         if self.summary and last and not self.busy:
             last.versions[last.chosen] = Version()
             self.phase = Phase.WAITING
@@ -129,7 +125,7 @@ class OpenChat:
         if self.busy:
             return False
         for message in reversed(self.chat.messages):
-            if message.role in _ANSWERS:
+            if message.role in ANSWERS:
                 message.versions.append(Version())
                 message.chosen = len(message.versions) - 1
                 self.carried = 0
@@ -142,7 +138,7 @@ class OpenChat:
 
     def carry_on(self) -> bool:
         """Go on with the last answer where it was cut short. False: there is none such."""
-        roles = ("user", *_ANSWERS)
+        roles = ("user", *ANSWERS)
         said = [m for m in self.chat.messages if m.role in roles and not m.queued]
         if self.busy or not said or said[-1].role != "assistant":
             return False
@@ -182,7 +178,7 @@ class OpenChat:
     def submission(self, params: SamplingParams, ready: Ready) -> Submit:
         """For the engine: all up to the prompt whose answer is awaited, and what there is of the
         answer if it is carried on."""
-        message = self._last_answer()
+        message = self.chat.last(*ANSWERS)
         assert message is not None, "no answer is awaited"
         message.version.model = ready.model
         if message.role == "summary":
@@ -248,7 +244,7 @@ class OpenChat:
 
     def _sum_up(self, event: Finished) -> None:
         """Take in the summary of one part, if that is what ended; one that was stopped is none."""
-        message = self._last_answer()
+        message = self.chat.last(*ANSWERS)
         if self.summary is None or message is None:
             return
         self.full = False

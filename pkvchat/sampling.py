@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -22,3 +22,6 @@ class SamplingParams:
     repeat_last_n: int = 64
     seed: int | None = None
     max_tokens: int = -1
+
+
+SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))

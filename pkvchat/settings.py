@@ -29,7 +29,7 @@ from platformdirs import user_config_path
 
 from .errors import ChatError, UsageError
 from .options import CACHE_TYPES, DTYPES, PAGE_SIZES, TYPE_ALIASES, EngineOptions
-from .sampling import SamplingParams
+from .sampling import SAMPLING_NAMES, SamplingParams
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -168,7 +168,6 @@ RULES: dict[str, Rule] = {
     "mouse": _SWITCH,
     "panel": _SWITCH,
 }
-_SAMPLING = {f.name for f in fields(SamplingParams)}
 
 
 def settings_path() -> Path:
@@ -195,8 +194,8 @@ def load_settings(path: Path | None = None) -> Settings:
         raise UsageError(f"{path} is not valid TOML: {error}") from error
     sampling = _table(path, "sampling", table.pop("sampling", {}))
     keys = _table(path, "keys", table.pop("keys", {}))
-    values = _checked(path, "", table, RULES.keys() - _SAMPLING)
-    values |= _checked(path, "sampling.", sampling, _SAMPLING)
+    values = _checked(path, "", table, RULES.keys() - set(SAMPLING_NAMES))
+    values |= _checked(path, "sampling.", sampling, set(SAMPLING_NAMES))
     values["keys"] = {
         action: _check(path, f"keys.{action}", key, Rule(str, 'a key such as "ctrl+n"', bool))
         for action, key in keys.items()
@@ -217,7 +216,7 @@ def save_settings(changes: Mapping[str, Any], path: Path | None = None) -> Path:
         document = tomlkit.parse(path.read_text(encoding="utf-8-sig") if path.exists() else "")
         for name, value in changes.items():
             table: Any = document
-            if name in _SAMPLING:
+            if name in SAMPLING_NAMES:
                 table = document.setdefault("sampling", tomlkit.table())
                 _table(path, "sampling", table)
             if value is None:

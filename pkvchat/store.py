@@ -14,7 +14,7 @@ from typing import Any
 
 from platformdirs import user_data_path
 
-from .chats import NEW_CHAT, Chat, Message, Version
+from .chats import ANSWERS, NEW_CHAT, Chat, Message, Version
 from .clean import one_line
 from .errors import ChatError
 
@@ -156,12 +156,9 @@ class ChatStore:
         """Write what changed in ``chat``; ``tab`` is its place among the open ones."""
         saved = self._saved.setdefault(chat.id, {})
         rows = {m.id: _signature(m, place) for place, m in enumerate(chat.messages)}
-        changed = [m for m in chat.messages if saved.get(m.id) != rows[m.id]]
+        changed = [(i, m) for i, m in enumerate(chat.messages) if saved.get(m.id) != rows[m.id]]
         gone = saved.keys() - rows.keys()
-        places = {m.id: place for place, m in enumerate(chat.messages)}
-        self._transaction(
-            lambda: self._write(chat, tab, [(places[m.id], m) for m in changed], gone)
-        )
+        self._transaction(lambda: self._write(chat, tab, changed, gone))
         self._saved[chat.id] = rows
 
     def _write(
@@ -249,7 +246,7 @@ class ChatStore:
         chat = Chat(title, messages, system, draft, chat_id)
         self._saved[chat_id] = {m.id: _signature(m, place) for place, m in enumerate(messages)}
         for message in messages:
-            if message.role in ("assistant", "summary"):
+            if message.role in ANSWERS:
                 message.version.reason = message.version.reason or "quit"
         return chat
 

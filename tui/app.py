@@ -226,9 +226,6 @@ class ChatApp(App[int]):
         else:
             tab.unread = True
         self.saver.soon(tab)
-        self._wake()
-
-    def _wake(self) -> None:
         self._pulse.resume()
 
     # --- what the engine says -----------------------------------------------------------------

@@ -130,12 +130,10 @@ class AppHost:
 
     def chosen(self) -> Message:
         """The message under the transcript's cursor, else the last answer."""
-        messages = self._app.tab.chat.messages
-        cursor = self._app.transcript.cursor
-        if cursor is not None and cursor < len(messages):
-            return messages[cursor]
-        answers = (m for m in reversed(messages) if m.role == "assistant")
-        if answer := next(answers, None):
+        chat, cursor = self._app.tab.chat, self._app.transcript.cursor
+        if cursor is not None and cursor < len(chat.messages):
+            return chat.messages[cursor]
+        if answer := chat.last("assistant"):
             return answer
         raise CommandError("there is no answer yet")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
@@ -29,7 +29,7 @@ class CommandProvider(Provider):
                 yield Hit(score, matcher.highlight(line), run, line)
 
     def _commands(self) -> list[tuple[str, Callable[[], None]]]:
-        app: ChatApp = self.app  # type: ignore[assignment]
+        app = _app(self)
         return [
             (f"{what}  {keys}".rstrip(), partial(app.command, name))
             for name, what, keys, slash in app.keymap.rows()
@@ -49,13 +49,15 @@ class ChatProvider(Provider):
             yield Hit(1 / (rank + 1), Content(_line(found)), self._open(found), found.id)
 
     async def _find(self, words: str) -> list[Found]:
-        app: ChatApp = self.app  # type: ignore[assignment]
-        return await app.saver.find(words)
+        return await _app(self).saver.find(words)
 
     def _open(self, found: Found) -> Callable[[], None]:
-        app: ChatApp = self.app  # type: ignore[assignment]
-        return partial(app.open_saved, found.id)
+        return partial(_app(self).open_saved, found.id)
 
 
 def _line(found: Found) -> str:
     return f"{'●' if found.is_open else ' '} {found.line}"
+
+
+def _app(provider: Provider) -> ChatApp:
+    return cast("ChatApp", provider.app)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pkvchat.clean import typed
@@ -10,7 +10,7 @@ from pkvchat.commands.command import Command
 from pkvchat.commands.engine import policies
 from pkvchat.errors import ChatError
 from pkvchat.messages import SetPolicy
-from pkvchat.sampling import SamplingParams
+from pkvchat.sampling import SAMPLING_NAMES
 from pkvchat.settings import save_settings
 
 from .palette import THEME_NAMES
@@ -19,8 +19,6 @@ from .view_commands import set_mouse, theme, theme_names
 
 if TYPE_CHECKING:
     from .app import ChatApp
-
-_SAMPLING = [field.name for field in fields(SamplingParams)]
 
 
 def settings(app: ChatApp, _: str) -> None:
@@ -34,7 +32,7 @@ def settings(app: ChatApp, _: str) -> None:
 def _in_force(app: ChatApp) -> dict[str, Any]:
     names = {name: short for short, name in THEME_NAMES.items()}
     return {
-        **{name: getattr(app.session.params, name) for name in _SAMPLING},
+        **{name: getattr(app.session.params, name) for name in SAMPLING_NAMES},
         "system_prompt": typed(app.settings.system_prompt),
         "theme": names.get(app.theme, app.theme),
         "policy": app.session.state.policy,
@@ -54,7 +52,7 @@ def _change(app: ChatApp, changes: dict[str, Any]) -> None:
     else:
         app.notify(f"saved in {path}", markup=False)
     app.settings = app.settings.with_values(changes)
-    sampling = {name: value for name, value in changes.items() if name in _SAMPLING}
+    sampling = {name: value for name, value in changes.items() if name in SAMPLING_NAMES}
     app.session.params = replace(app.session.params, **sampling)
     if "theme" in changes:
         theme(app, changes["theme"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
@@ -14,10 +13,9 @@ from textual.widget import Widget
 from textual.widgets import Input, Label, Select, TextArea
 
 from pkvchat.clean import typed
-from pkvchat.sampling import SamplingParams
+from pkvchat.sampling import SAMPLING_NAMES
 from pkvchat.settings import RULES
 
-_TYPED = [field.name for field in fields(SamplingParams)]
 _HEAD = "Ctrl+S saves what you change, Esc leaves all as it was, Tab goes on."
 
 
@@ -54,7 +52,7 @@ class SettingsScreen(ModalScreen[dict[str, Any] | None]):
         return Input("" if value is None else str(value), id=name, compact=True)
 
     def _hint(self, name: str) -> Content:
-        return Content(RULES[name].expects if name in _TYPED else "")
+        return Content(RULES[name].expects if name in SAMPLING_NAMES else "")
 
     def on_mount(self) -> None:
         self.query(Input).first().focus()

@@ -16,8 +16,7 @@ from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
 
-from pkvchat.chats import Chat
-from pkvchat.chats import Message as ChatMessage
+from pkvchat import chats
 
 from .markdown import MarkdownRenderer
 from .palette import Palette
@@ -53,7 +52,7 @@ class Transcript(ScrollView, can_focus=True):
         """The cursor is on another message, or gone."""
 
     def __init__(
-        self, chat: Chat, palette: Palette, welcome: Sequence[str], thoughts_key: str
+        self, chat: chats.Chat, palette: Palette, welcome: Sequence[str], thoughts_key: str
     ) -> None:
         """welcome: what an empty chat says. thoughts_key: the one that unfolds reasoning."""
         super().__init__(id="transcript")
@@ -75,7 +74,7 @@ class Transcript(ScrollView, can_focus=True):
 
     # --- what is shown ------------------------------------------------------------------------
 
-    def show(self, chat: Chat) -> None:
+    def show(self, chat: chats.Chat) -> None:
         """Turn to ``chat``, where the reader left it."""
         if self._following:
             self._places.pop(self._chat.id, None)
@@ -152,7 +151,7 @@ class Transcript(ScrollView, can_focus=True):
         room = self.size.width - 2 * _MARGIN - 1  # 1 for the scrollbar, there or not
         return max(min(room, _MAX_TEXT_WIDTH), 10)
 
-    def _turn(self, message: ChatMessage) -> Turn:
+    def _turn(self, message: chats.Message) -> Turn:
         turn = self._turns.get(message.id)
         if turn is None:
             turn = Turn(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from pkvchat.messages import Ready, RunBench, SetPolicy
 from pkvchat.models.catalogue import CATALOGUE
-from pkvchat.sampling import SamplingParams
+from pkvchat.sampling import SAMPLING_NAMES
 from pkvchat.settings import RULES
 
 from .command import Command, CommandError, one_of, paths
@@ -20,8 +21,7 @@ _ALIASES = {
     "n_predict": "max_tokens",
     "num_ctx": "context",
 }
-_PARAMETERS = [field.name for field in fields(SamplingParams)]
-_NAMES = ", ".join(_PARAMETERS)
+_NAMES = ", ".join(SAMPLING_NAMES)
 
 
 def policies(host: Host) -> list[str]:
@@ -63,7 +63,7 @@ def set_parameter(host: Host, text: str) -> None:
     name = _ALIASES.get(words[0], words[0])
     if name == "context":
         return context(host, words[1])
-    if name not in _PARAMETERS:
+    if name not in SAMPLING_NAMES:
         raise CommandError(f"no parameter {words[0]!r}; the names are {_NAMES}")
     try:
         value = RULES[name].parse(words[1])
@@ -76,20 +76,13 @@ def set_parameter(host: Host, text: str) -> None:
 def _parameter_names(_: Host, start: str) -> list[str]:
     word = "parameter " if start.startswith("parameter ") else ""
     start = start.removeprefix(word)
-    return [word + name for name in _PARAMETERS if name.startswith(start)]
+    return [word + name for name in SAMPLING_NAMES if name.startswith(start)]
 
 
 def show(host: Host, what: str) -> None:
-    shown = {
-        "info": _info,
-        "parameters": _parameters,
-        "template": lambda host: _ready(host).template,
-        "system": lambda host: host.current.chat.system or "no system prompt",
-        "strategies": _strategies,
-    }
-    if what not in shown:
-        raise CommandError(f"/show {'|'.join(shown)}")
-    host.say(shown[what](host))
+    if what not in _SHOWN:
+        raise CommandError(f"/show {'|'.join(_SHOWN)}")
+    host.say(_SHOWN[what](host))
 
 
 def _ready(host: Host) -> Ready:
@@ -111,12 +104,21 @@ def _info(host: Host) -> str:
 
 
 def _parameters(host: Host) -> str:
-    return "\n".join(f"{name:<16}{getattr(host.params, name)}" for name in _PARAMETERS)
+    return "\n".join(f"{name:<16}{getattr(host.params, name)}" for name in SAMPLING_NAMES)
 
 
 def _strategies(host: Host) -> str:
     strategies = _ready(host).strategies
     return "\n".join(f"{name:<12}{why or 'available'}" for name, why in strategies.items())
+
+
+_SHOWN: dict[str, Callable[[Host], str]] = {
+    "info": _info,
+    "parameters": _parameters,
+    "template": lambda host: _ready(host).template,
+    "system": lambda host: host.current.chat.system or "no system prompt",
+    "strategies": _strategies,
+}
 
 
 def stats(host: Host, _: str) -> None:
@@ -157,7 +159,7 @@ COMMANDS: tuple[Command[Host], ...] = (
         show,
         slash="show",
         argument="WHAT",
-        complete=one_of(("info", "parameters", "template", "system", "strategies")),
+        complete=one_of(_SHOWN),
     ),
     Command("bench", "measure the engine", bench, slash="bench"),
     Command("stats", "steps, strategies and speed so far", stats, slash="stats"),
