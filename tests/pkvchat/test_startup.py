@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -33,6 +35,11 @@ def test_a_cache_that_cannot_be_allocated_is_tried_smaller_with_a_line() -> None
 def test_a_cache_too_small_for_what_was_asked_is_refused(pages: int, context: int) -> None:
     with pytest.raises(ValueError, match=r"cannot be allocated \(no memory\): lower -c or"):
         smaller_cache(pages, 12_800, SHAPE, EngineOptions(context=context), "no memory")
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    code = "import sys; sys.modules['triton'] = None; import pkvchat.startup"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_kernels_that_cannot_run_here_say_why(model: CausalLM) -> None:
