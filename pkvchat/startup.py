@@ -135,17 +135,7 @@ def build_engine(
     available = list(kernels.strategies)
     calibration = calibrator.costs(shape, available)
     chunk, workspace = measure_workspace(model, shape, kernels, options, calibrator.progress)
-    sizes = config.num_layers, shape
-    room = largest_context(*sizes, options.kv_memory, workspace)
-    num_pages, context, note = size_cache(
-        *sizes,
-        config.context_length,
-        options.context,
-        options.kv_memory,
-        workspace,
-        options.context_flag,
-    )
-    asked_by = options.context_flag if options.context else ""
+    room = largest_context(config.num_layers, shape, options.kv_memory, workspace)
     windows = [spec.window for spec in model.layer_specs if spec.window]
     steps: list[StepTimes] = []
 
@@ -154,28 +144,55 @@ def build_engine(
         return create_policy(name, shape, calibration, available, layers, windows, steps)
 
     policy = make_policy(options.policy)
-    while True:
-        try:
-            engine = Engine(
-                model,
-                shape,
-                policy,
-                num_pages,
-                context,
-                limited_by="--kv-memory" if note else asked_by,
-                max_chunk=chunk,
-                kernels=kernels,
-            )
-            break
-        except torch.OutOfMemoryError as error:  # others use the device, too
-            why = str(error).splitlines()[0]
-        num_pages, context, note = smaller_cache(num_pages, context, shape, options, why)
+    engine, note = allocate_engine(model, shape, policy, kernels, options, chunk, workspace)
     costs = CostModel(shape, calibration.workers, calibration.costs, config.num_layers, windows)
     steps += time_steps(engine, kernels, costs, calibrator)
     if steps:
         engine.set_policy(make_policy(options.policy))
     strategies = dict.fromkeys(STRATEGIES, "") | kernels.declined
     return Built(engine, strategies, make_policy, note, room)
+
+
+def allocate_engine(
+    model: CausalLM,
+    shape: AttentionShape,
+    policy: Policy,
+    kernels: AttentionKernels,
+    options: EngineOptions,
+    chunk: int,
+    workspace: int,
+) -> tuple[Engine, str]:
+    """An engine with the KV cache that there is memory for, and a note if its context is smaller.
+
+    chunk, workspace: see measure_workspace. Raises ValueError where too little is left.
+    """
+    num_pages, context, note = size_cache(
+        model.config.num_layers,
+        shape,
+        model.config.context_length,
+        options.context,
+        options.kv_memory,
+        workspace,
+        options.context_flag,
+    )
+    asked_by = options.context_flag if options.context else ""
+    while True:
+        try:
+            limited_by = "--kv-memory" if note else asked_by
+            engine = Engine(
+                model,
+                shape,
+                policy,
+                num_pages,
+                context,
+                limited_by=limited_by,
+                max_chunk=chunk,
+                kernels=kernels,
+            )
+            return engine, note
+        except torch.OutOfMemoryError as error:  # others use the device, too
+            why = str(error).splitlines()[0]
+        num_pages, context, note = smaller_cache(num_pages, context, shape, options, why)
 
 
 def time_steps(
