@@ -6,6 +6,7 @@ It also compiles the kernels that answers would otherwise wait for.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -17,6 +18,7 @@ from pkvchat.kernels.strategy import Strategy
 from pkvchat.models.causal_lm import CausalLM
 
 from .attention_kernels import AttentionKernels
+from .graph_runner import BUCKETS
 
 CHUNKS = (4096, 2048, 1024, 512, 256, 128)  # prompt tokens in a step, the most to choose first
 CHUNK_PART = 10  # of the free memory, that reading one may take
@@ -33,12 +35,15 @@ class Workspace:
         self._kv_layers = allocate_kv(model.config.num_layers, 1, shape)
 
     def compile(self) -> None:
-        """Compile what multiplies any number of rows; kernels once compiled are found on disk.
+        """Compile all that steps need; what was compiled once is found on disk.
 
         The compiler works in several threads. Raises torch.OutOfMemoryError.
         """
-        with ThreadPoolExecutor(len(_ROWS)) as pool:
-            list(pool.map(self._multiply, _ROWS))
+        work = [partial(self._multiply, rows) for rows in _ROWS]
+        work += [partial(self._decode_any, each) for each in self.kernels.strategies.values()]
+        with ThreadPoolExecutor(len(work)) as pool:
+            for done in [pool.submit(part) for part in work]:
+                done.result()
 
     def choose_chunk(self, free: int) -> tuple[int, int]:
         """The largest of CHUNKS that leaves enough of ``free`` bytes, and the bytes that it takes.
@@ -63,8 +68,7 @@ class Workspace:
 
     def decode(self, strategy: Strategy) -> int:
         """Bytes that a step of one row takes at most."""
-        one = self._zeros(1, torch.int32) + 1
-        batch = DecodeBatch(self._zeros(1, torch.int32)[None], one, self._zeros(1), (1,))
+        batch = self._batch(1)
         strategy.plan(batch, 1)
         return self._run(1, batch, strategy, [])
 
@@ -84,6 +88,25 @@ class Workspace:
         torch.cuda.set_device(self.shape.device)  # each thread has its own
         ids = self._zeros(num_rows)
         self.model.forward(ids, ids, attend, torch.arange(num_rows, device=self.shape.device))
+
+    @torch.inference_mode()
+    def _decode_any(self, strategy: Strategy) -> None:
+        """Attention alone, over each number of rows that a graph may have."""
+        shape = self.shape
+        torch.cuda.set_device(shape.device)
+        for rows in BUCKETS:
+            strategy.plan(self._batch(rows), 1)
+            size = rows, shape.num_qo_heads, shape.head_dim
+            q = torch.zeros(size, dtype=self.model.dtype, device=shape.device)
+            for spec in dict.fromkeys(self.model.layer_specs):
+                for _ in range(2):  # a first layer may be launched in another way
+                    strategy.run(q, self._kv_layers[0], torch.empty_like(q), spec)
+
+    def _batch(self, rows: int) -> DecodeBatch:
+        """Of sequences of one token."""
+        ones = self._zeros(rows, torch.int32) + 1
+        table = self._zeros(rows, torch.int32)[:, None]
+        return DecodeBatch(table, ones, self._zeros(rows), (1,) * rows)
 
     @torch.inference_mode()
     def _run(
