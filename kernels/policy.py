@@ -25,7 +25,8 @@ _LARGE = 16  # rows from which on a sixteenth more or less of everything is the 
 
 @dataclass(frozen=True)
 class Decision:
-    """predicted_us: of one layer's attention, per candidate at its best num_splits.
+    """predicted_us: of one layer's attention, per candidate at its best num_splits, and of what the
+    candidate is charged for beside it (see Surcharge).
 
     reason: a sentence for a person.
     """
@@ -84,7 +85,8 @@ def create_policy(
 class CostPolicy:
     """The candidate, with its num_splits, that the cost model predicts to be fastest.
 
-    Each prediction's usual error is added to it: of two that are close, the safer one is chosen. A
+    What whole steps of the model have shown beside that is charged to the candidates. Each
+    prediction's usual error is added to it: of two that are close, the safer one is chosen. A
     comparison holds while the same rows grow by a little: most steps only check that. With more
     than one candidate, trials correct the model by what steps really took.
     """
