@@ -74,6 +74,9 @@ def gemv_kernel(
     HALVES: tl.constexpr = 2 if TYPE == "Q6_K" else 1
     WIDTH_UNITS: tl.constexpr = WIDTH // UNIT
     WHOLE: tl.constexpr = WIDTH_UNITS % UNITS == 0
+    # The last step goes back over units that were in the one before, rather than past the end:
+    # masks on the matrix would take the registers of a quarter of the programs.
+    OVERLAP: tl.constexpr = not WHOLE and WIDTH_UNITS > UNITS
     if PDL:
         gdc_launch_dependents()
     GATED: tl.constexpr = ACTIVATION != ""
@@ -84,16 +87,19 @@ def gemv_kernel(
     for _ in tl.static_range(NUM_X):
         totals += (tl.zeros([UNITS, row.shape[1]], tl.float32),)
     for step in range(0, tl.cdiv(WIDTH_UNITS, UNITS)):
-        units = load_units(planes, row, step * UNITS, UNITS, TYPE, WIDTH, WHOLE)
+        first = step * UNITS
+        if OVERLAP:
+            first = tl.minimum(first, WIDTH_UNITS - UNITS)
+        units = load_units(planes, row, first, UNITS, TYPE, WIDTH, WHOLE or OVERLAP)
         if PDL:
             gdc_wait()  # x comes from the kernel before, the matrix does not
         l0, l1, l2, l3 = split_words(units[0])
         h0, h1, h2, h3 = split_words(units[1])
-        k = step * (UNITS * UNIT) + tl.arange(0, 8 * UNITS)[:, None] // 8 * UNIT
+        k = first * UNIT + tl.arange(0, 8 * UNITS)[:, None] // 8 * UNIT
         k += tl.arange(0, 8 * UNITS)[:, None] % 8
-        k_ok = (k < WIDTH) | WHOLE
+        k_ok = ((k >= step * (UNITS * UNIT)) & (k < WIDTH)) | WHOLE
         for half in tl.static_range(HALVES):
-            scale, bias = unit_scales(units, step * UNITS, half, TYPE)
+            scale, bias = unit_scales(units, first, half, TYPE)
             products = ()
             x_sums = ()
             for _ in tl.static_range(NUM_X):

@@ -86,10 +86,10 @@ def test_refuses_what_it_cannot_repack():
         pack("Q4_0", torch.zeros(2, 20, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize(("num_x", "rows", "width"), [(1, 13, 768), (3, 8, 1024)])
+@pytest.mark.parametrize(("num_x", "rows", "width"), [(1, 13, 768), (3, 8, 1024), (1, 4, 1280)])
 @pytest.mark.parametrize("name", TYPES)
 def test_a_few_rows(triton_device, name, num_x, rows, width):
-    """A row walk with a tail and without, output rows that fill the programs and that don't."""
+    """Less than a step of the walk, one, and more; rows that fill the programs and that don't."""
     raw, x, bias = random_rows(name, rows, width), torch.randn(num_x, width), torch.randn(rows)
     whole = torch.full((num_x, rows + 3), float("nan"), device=triton_device)
     planes, x = pack(name, raw.to(triton_device)), x.half()
