@@ -15,11 +15,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
@@ -33,6 +30,7 @@ from pkvchat.models.random_weights import num_parameters, random_model
 from .bench_table import PRINTERS, Row
 from .engine import Engine
 from .errors import ChatError, startup_errors
+from .machine import device_name, versions
 from .memory import free_memory
 from .options import EngineOptions
 from .progress_line import ProgressLine
@@ -334,23 +332,3 @@ def describe(subject: Subject, policy: str, batch: int) -> Row:
         "versions": {"python": platform.python_version()} | versions(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-
-
-def device_name(device: torch.device) -> str:
-    """The GPU's or the CPU's name as it calls itself."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    """Of the packages that the figures depend on, those that are installed."""
-    found = {}
-    for name in ("pkvchat", "torch", "triton", "flashinfer-python"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found

@@ -83,8 +83,10 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
     declined = [why for why in built.strategies.values() if why] if device.type == "cuda" else []
     ready = Ready(
         model=loaded.name,
-        device=device_name(device),
-        dtype=dtype_name(types().linear.weight, loaded.packed, built.engine.runner.shape.kv_dtype),
+        device=describe_device(device),
+        dtype=describe_types(
+            types().linear.weight, loaded.packed, built.engine.runner.shape.kv_dtype
+        ),
         context=built.engine.context,
         pages_total=built.engine.pool.capacity,
         page_size=options.page_size,
@@ -298,14 +300,14 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def device_name(device: torch.device) -> str:
+def describe_device(device: torch.device) -> str:
     """For a person: "cpu, 2 threads", "NVIDIA H200"."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {counted(torch.get_num_threads(), 'thread')}"
 
 
-def dtype_name(weight: torch.dtype, packed: Sequence[str], kv_dtype: torch.dtype) -> str:
+def describe_types(weight: torch.dtype, packed: Sequence[str], kv_dtype: torch.dtype) -> str:
     """For a person: "bf16", or "Q4_1 weights, f16 KV" where they differ. packed: quant types."""
     short = {dtype: name for name, dtype in {**TORCH_DTYPES, **QUANTISED}.items()}
     weights, kv = "/".join(packed) or short[weight], short[kv_dtype]

@@ -17,8 +17,8 @@ from pkvchat.kernels.calibration import Calibrator
 from pkvchat.kernels.kv import page_bytes
 from pkvchat.kernels.progress import Progress
 
-from ..bench import device_name, versions
 from ..errors import ChatError, UsageError, startup_errors
+from ..machine import device_name, versions
 from ..memory import human
 from ..progress_line import ProgressLine
 from ..startup import pick_device

@@ -10,7 +10,7 @@ from pkvchat.kernels.records import Store
 from pkvchat.options import CACHE_TYPES, EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import RULES
-from pkvchat.startup import QUANTISED, TORCH_DTYPES, build_engine, check_options, dtype_name
+from pkvchat.startup import QUANTISED, TORCH_DTYPES, build_engine, check_options, describe_types
 
 CPU = torch.device("cpu")
 
@@ -74,6 +74,6 @@ def test_torchs_names_are_taken_too(name, kept):
 
 
 def test_type_as_shown():
-    assert dtype_name(torch.bfloat16, (), torch.bfloat16) == "bf16"
-    assert dtype_name(torch.float16, ("Q4_1",), torch.int8) == "Q4_1 weights, q8_0 KV"
-    assert dtype_name(torch.bfloat16, (), torch.float8_e4m3fn) == "bf16 weights, fp8 KV"
+    assert describe_types(torch.bfloat16, (), torch.bfloat16) == "bf16"
+    assert describe_types(torch.float16, ("Q4_1",), torch.int8) == "Q4_1 weights, q8_0 KV"
+    assert describe_types(torch.bfloat16, (), torch.float8_e4m3fn) == "bf16 weights, fp8 KV"
