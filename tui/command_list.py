@@ -33,17 +33,19 @@ class CommandList(OptionList, can_focus=False):
         if not self._left or not text.startswith(self._left):
             self._left = ""
         named = is_command(text) and not self._left and len(text.split(" ")) == 1
-        self._listed = COMMANDS.named(text[1:]) if named else []
-        self.display = bool(self._listed)
-        self.clear_options()
-        self.add_options(
-            Text.assemble(f"{command.usage:<{_USAGE_CELLS}}", (command.what, Style(dim=True)))
-            for command in self._listed
-        )
+        commands = COMMANDS.named(text[1:]) if named else []
+        if commands != self._listed:
+            self._listed = commands
+            self.set_options(
+                Text.assemble(f"{command.usage:<{_USAGE_CELLS}}", (command.what, Style(dim=True)))
+                for command in commands
+            )
+        self.display = bool(commands)
 
     def leave(self, text: str) -> None:
         """Away while the composer's text begins with ``text``."""
         self._left = text
+        self._listed = []  # no row stays highlighted for the next time
         self.display = False
 
     def line(self) -> str:

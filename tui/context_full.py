@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -62,18 +63,14 @@ class ContextFull(ModalScreen[tuple[str, str] | None]):
         self.dismiss(self._choices[event.option_index].command)
 
 
+@dataclass(frozen=True)
 class _Choice:
     """command None: nothing is done. possible: it can be chosen."""
 
-    def __init__(
-        self,
-        what: str,
-        means: str,
-        command: tuple[str, str] | None = None,
-        possible: bool = True,
-    ) -> None:
-        self.what, self.means = what, means
-        self.command, self.possible = command, possible
+    what: str
+    means: str
+    command: tuple[str, str] | None = None
+    possible: bool = True
 
     def option(self) -> Option:
         return Option(Content(f"{self.what}\n  {self.means}"), disabled=not self.possible)

@@ -108,21 +108,26 @@ class Palette:
             selected=Style(reverse=True) if theme.ansi else Style(bgcolor=colour("panel")),
             strategies={n: Style(color=colour(c)) for n, c in _STRATEGY_COLOURS.items()},
             code_theme="ansi_dark" if theme.ansi else "nord" if theme.dark else "friendly",
-            rich_theme=RichTheme(
-                {
-                    "markdown.h1": primary + Style(bold=True, underline=True),
-                    "markdown.h2": primary + bold,
-                    "markdown.h3": bold,
-                    "markdown.h4": bold + Style(italic=True),
-                    "markdown.code": accent + code,
-                    "markdown.block_quote": muted,
-                    "markdown.item.bullet": primary,
-                    "markdown.item.number": primary,
-                    "markdown.hr": faint,
-                    "markdown.link": primary,
-                    "markdown.link_url": muted + Style(underline=True),
-                    "markdown.table.border": faint,
-                    "markdown.table.header": bold,
-                }
-            ),
+            rich_theme=_markdown_theme(primary, accent + code, muted, faint),
         )
+
+
+def _markdown_theme(primary: Style, code: Style, muted: Style, faint: Style) -> RichTheme:
+    bold, underline = Style(bold=True), Style(underline=True)
+    return RichTheme(
+        {
+            "markdown.h1": primary + bold + underline,
+            "markdown.h2": primary + bold,
+            "markdown.h3": bold,
+            "markdown.h4": bold + Style(italic=True),
+            "markdown.code": code,
+            "markdown.block_quote": muted,
+            "markdown.item.bullet": primary,
+            "markdown.item.number": primary,
+            "markdown.hr": faint,
+            "markdown.link": primary,
+            "markdown.link_url": muted + underline,
+            "markdown.table.border": faint,
+            "markdown.table.header": bold,
+        }
+    )

@@ -123,7 +123,7 @@ _SHOWN: dict[str, Callable[[Host], str]] = {
 
 def stats(host: Host, _: str) -> None:
     meter = host.meter
-    total = sum(meter.shares.values())
+    total = meter.shares.total()
     if not total:
         raise CommandError("no decode step yet")
     shares = ", ".join(f"{n} {100 * c / total:.1f}%" for n, c in meter.shares.most_common())
