@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from .attend_hopper import attend_tokens as attend_tokens_on_hopper
 from .merge_triton import store_piece
 from .quantised_kv_triton import multiply, split_queries, widen, widened_dims
 
@@ -44,6 +45,7 @@ def attend_piece(
     first_token,
     begin,
     end,
+    length,
     leads,
     whole,
     slot,
@@ -58,20 +60,17 @@ def attend_piece(
     whole: it is the only one, and goes to the output; its state goes to ``slot`` otherwise.
     """
     at = (row * C.num_kv_heads + head) * (C.group * C.head_dim)
-    m, l, acc = attend_tokens(  # noqa: E741
-        q_ptr + at,
-        kv_ptr + head * (C.page_rows * C.head_dim),
-        pages_ptr,
-        first_token,
-        begin,
-        end,
-        scale,
-        softcap,
-        C,
-        PDL,
-    )
+    q_ptr += at
+    kv_ptr += head * (C.page_rows * C.head_dim)
+    if C.gluon:
+        m, l, acc, dims, groups = attend_tokens_on_hopper(  # noqa: E741
+            q_ptr, kv_ptr, pages_ptr, first_token, begin, end, length, scale, softcap, C, PDL
+        )
+    else:
+        m, l, acc, dims, groups = attend_tokens(  # noqa: E741
+            q_ptr, kv_ptr, pages_ptr, first_token, begin, end, scale, softcap, C, PDL
+        )
     if sinks_ptr is not None:
-        groups = tl.arange(0, C.group_pad)
         mask = (groups < C.group) & leads
         sinks = tl.load(sinks_ptr + head * C.group + groups, mask=mask, other=float("-inf")) * LOG2E
         m_next = tl.maximum(m, sinks)
@@ -79,10 +78,7 @@ def attend_piece(
         l = l * rescale + tl.exp2(sinks - m_next)  # noqa: E741
         acc = acc * rescale[None, :]
         m = m_next
-    dims = tl.arange(0, C.dim_pad)
-    if C.page_rows > C.page_size:
-        dims = widened_dims(C.dim_pad)
-    store_piece(out_ptr + at, states, m, l, acc, dims, whole, slot, C)
+    store_piece(out_ptr + at, states, m, l, acc, dims, groups, whole, slot, C)
 
 
 @triton.jit
@@ -192,4 +188,6 @@ def attend_tokens(
             l += p  # noqa: E741
             acc = tl.dot(tl.trans(v), p.to(v.dtype), acc, input_precision="ieee")
         m = m_next
-    return m, tl.sum(l, axis=0), acc
+    if QUANTISED:
+        dims = widened_dims(C.dim_pad)
+    return m, tl.sum(l, axis=0), acc, dims, groups

@@ -55,13 +55,23 @@ def allocate_states(slots: int, shape: AttentionShape) -> tuple[torch.Tensor, ..
 
 
 @triton.jit
-def store_piece(out_ptr, states, m, l, acc, dims, whole, slot, C: tl.constexpr):  # noqa: E741
+def store_piece(
+    out_ptr,
+    states,
+    m,
+    l,  # noqa: E741
+    acc,
+    dims,
+    groups,
+    whole,
+    slot,
+    C: tl.constexpr,
+):
     """Write a group's output if the piece is the whole segment, else its state to ``slot``.
 
     acc: [dim_pad, group_pad], of the dimensions ``dims``. out_ptr: the group's first query head.
     """
     acc_ptr, m_ptr, l_ptr = states
-    groups = tl.arange(0, C.group_pad)
     mask = (dims < C.head_dim)[:, None] & (groups < C.group)[None, :]
     at = dims[:, None] + groups[None, :] * C.head_dim
     if whole:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .attend_triton import attend_piece, visible_units
@@ -67,6 +68,7 @@ def _attend_kernel(
             first_token,
             begin,
             end,
+            length,
             split == 0,
             splits == 1,
             (row * C.num_kv_heads + head) * tl.num_programs(2) + split,
@@ -78,6 +80,9 @@ def _attend_kernel(
     if PDL:
         gdc_wait()  # idle programs too: who waits for this kernel waits for the one in front
         gdc_launch_dependents()
+
+
+_hopper_kernel = gluon.jit(_attend_kernel.fn, do_not_specialize=["table_stride", "window"])
 
 
 @triton.jit(do_not_specialize=["window", "max_splits"])
@@ -147,7 +152,7 @@ class SplitTriton(TritonStrategy):
     def _bind(self, spec: LayerSpec, overlap: bool, rows: int) -> Launches:
         shape, config, compiled = self.shape, self.config, self._compiled(spec)
         attend = BoundKernel(
-            _attend_kernel,
+            _hopper_kernel if self.config.gluon else _attend_kernel,
             states=self._states,
             num_splits_ptr=self._num_splits,
             window=spec.window,

@@ -23,6 +23,7 @@ class TileConfig:
     unit: int  # granularity of shares; a tile begins at a page boundary or lies in one page
     pdl: bool  # programmatic dependent launch: start while the kernel in front drains
     num_warps: int = 4
+    gluon: bool = False  # the loop written out for Hopper; see attend_hopper
     overhead: int = 64  # what starting a segment costs
     min_share: int = 64  # what a program takes at least, so that short rows have few pieces
     padding: int = 4  # percent by which workqueue's shares may grow to have one piece each
@@ -47,6 +48,7 @@ class KernelShape:
     tile: int
     num_stages: int
     has_softcap: bool
+    gluon: bool
 
     @classmethod
     def of(cls, shape: AttentionShape, config: TileConfig, has_softcap: bool) -> KernelShape:
@@ -63,6 +65,7 @@ class KernelShape:
             tile=config.tile,
             num_stages=config.num_stages,
             has_softcap=has_softcap,
+            gluon=config.gluon,
         )
 
 
@@ -70,15 +73,18 @@ def tile_config(shape: AttentionShape) -> TileConfig:
     """The launch for ``shape`` on its device; on a CPU, a small one for the interpreter.
 
     Measured on an H200 (benchmarks/h200-attention.md): two programs fill a multiprocessor's
-    shared memory, which keeps one layer's programs evenly spread while the next layer's arrive.
+    shared memory, three where the cache is quantised, whose loop waits longer for the products.
     """
     dim_pad = power_of_two(shape.head_dim)
     itemsize = max(2, shape.kv_dtype.itemsize)
     tile = max(16, min(128, _TILE_BYTES // (2 * dim_pad * itemsize)))
-    stages, programs, pdl = 1, 6, False
+    stages, programs, pdl, gluon = 1, 6, False, False
     if shape.device.type == "cuda":
         device = torch.cuda.get_device_properties(shape.device)
-        stages, programs, pdl = 3, 2 * device.multi_processor_count, device.major >= 9
+        gluon = device.major == 9 and gluon_takes(shape)
+        per_multiprocessor = 3 if gluon and shape.quantised else 2
+        programs = per_multiprocessor * device.multi_processor_count
+        stages, pdl = 3, device.major >= 9
     return TileConfig(
         tile=tile,
         num_stages=stages,
@@ -87,6 +93,19 @@ def tile_config(shape: AttentionShape) -> TileConfig:
         dim_pad=dim_pad,
         unit=min(shape.page_size, tile),
         pdl=pdl,
+        gluon=gluon,
+    )
+
+
+def gluon_takes(shape: AttentionShape) -> bool:
+    """Whether attend_hopper is written for a shape."""
+    dim_pad = power_of_two(shape.head_dim)
+    return (
+        shape.kv_dtype.itemsize <= 2
+        and shape.group_size <= 16
+        and shape.page_size >= 16
+        and shape.head_dim * shape.kv_dtype.itemsize % 16 == 0
+        and (128 if shape.quantised else 64) <= dim_pad <= 128
     )
 
 

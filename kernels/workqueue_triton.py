@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .attend_triton import attend_piece, visible_units
@@ -84,6 +85,7 @@ def _attend_kernel(
                     first_token,
                     begin,
                     end,
+                    length,
                     first == 0,
                     (first == 0) & (last == units),
                     tl.where(first > 0, program, tl.num_programs(0) + program),
@@ -96,6 +98,9 @@ def _attend_kernel(
     if PDL:
         gdc_wait()  # idle programs too: who waits for this kernel waits for the one in front
         gdc_launch_dependents()
+
+
+_hopper_kernel = gluon.jit(_attend_kernel.fn, do_not_specialize=["table_stride", "batch", "window"])
 
 
 @triton.jit(do_not_specialize=["window", "num_programs"])
@@ -187,7 +192,7 @@ class WorkqueueTriton(TritonStrategy):
         shape, config, compiled = self.shape, self.config, self._compiled(spec)
         plan, _ = self._plans[spec.window]
         attend = BoundKernel(
-            _attend_kernel,
+            _hopper_kernel if self.config.gluon else _attend_kernel,
             states=self._states,
             starts_ptr=plan.starts,
             share_ptr=plan.share,

@@ -25,7 +25,8 @@ def shape_of(device, group=4, heads=2, dim=64, page=16, dtype=torch.float32):
 
 def small(cls, shape):
     """A strategy whose tiles and shares are small enough for short rows to exercise all of it."""
-    config = dataclasses.replace(tile_config(shape), tile=32, num_programs=5, min_share=1)
+    config = dataclasses.replace(tile_config(shape), tile=32, gluon=False)
+    config = dataclasses.replace(config, num_programs=5, min_share=1)
     config = dataclasses.replace(config, unit=min(shape.page_size, config.tile))
     strategy = cls(shape, config)
     for states in strategy._states:

@@ -47,16 +47,17 @@ driver.set_active(Hopper())
 
 cls = {"split": SplitTriton, "workqueue": WorkqueueTriton}[sys.argv[1]]
 kv_dtype = getattr(torch, sys.argv[2])
-shape = AttentionShape(8, 2, 64, 16, torch.bfloat16, torch.device("cpu"), kv_dtype)
+shape = AttentionShape(8, 2, 128, 16, torch.bfloat16, torch.device("cpu"), kv_dtype)
 (kv_layer,) = allocate_kv(1, 4, shape)
-qkv = torch.zeros(2, 12, 64, dtype=torch.bfloat16)
+qkv = torch.zeros(2, 12, 128, dtype=torch.bfloat16)
 lengths = torch.tensor([40, 7], dtype=torch.int32)
 batch = DecodeBatch(torch.zeros(2, 3, dtype=torch.int32), lengths, lengths.long(), (40, 7))
 rows = kv_rows(batch.slot_mapping % 16, kv_layer)
 write_kv_triton(kv_layer, rows, qkv[:, 8:10], qkv[:, 10:])
-angles = torch.zeros(2, 32)
+angles = torch.zeros(2, 64)
 q = store_qkv_triton(qkv, (angles, angles), None, kv_layer, rows)
-strategy = cls(shape, dataclasses.replace(tile_config(shape), num_stages=3, pdl=True))
+gluon = sys.argv[3] == "gluon"
+strategy = cls(shape, dataclasses.replace(tile_config(shape), num_stages=3, pdl=True, gluon=gluon))
 strategy.plan(batch, 2)
 spec = LayerSpec(0.125, softcap=20.0, sinks=torch.zeros(8))
 for _ in range(2):  # the first layer of a step, and those that overlap the one before
@@ -64,10 +65,18 @@ for _ in range(2):  # the first layer of a step, and those that overlap the one 
 """
 
 
-@pytest.mark.parametrize(("name", "kv_dtype"), [("split", "bfloat16"), ("workqueue", "int8")])
-def test_compiles_for_hopper(tmp_path, name, kv_dtype):
+@pytest.mark.parametrize(
+    ("name", "kv_dtype", "language"),
+    [
+        ("split", "bfloat16", "triton"),
+        ("split", "float8_e4m3fn", "gluon"),
+        ("workqueue", "int8", "triton"),
+        ("workqueue", "bfloat16", "gluon"),
+    ],
+)
+def test_compiles_for_hopper(tmp_path, name, kv_dtype, language):
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-c", SCRIPT, name, kv_dtype]
+    command = [sys.executable, "-c", SCRIPT, name, kv_dtype, language]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     assert list(tmp_path.rglob("_attend_kernel.cubin"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 pytest.importorskip("triton")
 
 from pkvchat.kernels.batch import AttentionShape, LayerSpec
+from pkvchat.kernels.kv import kv_rows, tokens_per_page, write_kv
 from pkvchat.kernels.split_triton import SplitTriton
+from pkvchat.kernels.tile_config import tile_config
 from pkvchat.kernels.workqueue_triton import WorkqueueTriton
 
 pytestmark = pytest.mark.gpu
@@ -129,3 +132,48 @@ def test_two_streams_at_once(paged_problem, cls):
         torch.cuda.synchronize()
         for result, want in zip(results, expected, strict=True):
             assert torch.equal(result, want)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("gluon", [True, False])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LayerSpec(0.1, window=1),
+        LayerSpec(0.1, window=200),
+        LayerSpec(0.1, window=77, softcap=20.0),
+        LayerSpec(0.1, sinks=torch.linspace(-3, 5, 16)),
+    ],
+    ids=str,
+)
+def test_layers_in_few_programs(paged_problem, cls, gluon, spec):
+    """Each with several pieces, of whole tiles and of less."""
+    shape = shape_of(heads=4)
+    config = tile_config(shape)
+    if gluon > config.gluon:
+        pytest.skip("written for Hopper")
+    config = dataclasses.replace(config, gluon=gluon, num_programs=7, min_share=16)
+    problem = paged_problem(shape, (1, 700, 64, 0, 16, 129, 0, 2000))
+    if spec.sinks is not None:
+        spec = dataclasses.replace(spec, sinks=spec.sinks.cuda())
+    assert_close(problem.run(cls(shape, config), spec), problem.expected(spec))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_newest_token_comes_from_the_kernel_in_front(paged_problem, cls):
+    """Attention may fetch all tokens but that one before the kernel in front is done."""
+    problem = paged_problem(shape_of(), (1, 16, 64, 65, 127, 128, 129, 192, 193, 5000))
+    strategy, kv_layer = cls(problem.shape), problem.kv_layer
+    last = problem.batch.seq_lens.long() - 1
+    size = tokens_per_page(kv_layer)
+    page = problem.batch.block_table.gather(1, (last // size)[:, None])[:, 0].long()
+    rows = kv_rows(page * size + last % size, kv_layer)
+    strategy.plan(problem.batch, 4)
+    new = torch.randn(50, 2, len(last), 8, 128, device="cuda", dtype=torch.float16)
+    outs = torch.empty(50, *problem.q.shape, device="cuda", dtype=torch.float16)
+    for (k, v), out in zip(new, outs, strict=True):
+        write_kv(kv_layer, rows, k, v)
+        strategy.run(problem.q, kv_layer, out, SPEC)
+    for (k, v), out in zip(new[::7], outs[::7], strict=True):
+        write_kv(kv_layer, rows, k, v)
+        assert_close(out, problem.expected(SPEC))
