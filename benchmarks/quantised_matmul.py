@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,6 @@ from pkvchat.kernels.quant_gemm_triton import GemmConfig, gemm, gemm_config
 from pkvchat.kernels.quant_gemv_triton import GemvConfig, gemv
 from pkvchat.kernels.quant_linear import QuantLinear, multiply_written_out
 from pkvchat.kernels.quant_skinny_triton import SKINNY_LIMIT, SkinnyConfig, skinny
-from pkvchat.kernels.routed_triton import routed_dense, routed_quantised
 
 CEILING = 4535e9  # bytes/s: a plain read-only kernel over 4 GB on an H200
 COLD_BYTES = 300 << 20
@@ -197,6 +197,16 @@ EXPERTS = [  # count, chosen, out, in: of Qwen3-30B-A3B, and of Mixtral-8x7B
 ]
 
 
+def chosen_rows(
+    product: Callable[..., None],
+    weight: Any,
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    product(weight, x, out, chosen=chosen)
+
+
 def measure_experts() -> Iterator[dict[str, object]]:
     """Products with the experts that each row chose; the bound is of each chosen matrix once."""
     for count, chosen, out_features, width in EXPERTS:
@@ -212,8 +222,8 @@ def measure_experts() -> Iterator[dict[str, object]]:
             out = x.new_empty(num_rows * chosen, out_features)
             share = sum(len(choice.unique()) for choice in choices) / len(choices) / count
             runs = (
-                ("Q4_K", planes.nbytes(), meaning, partial(routed_quantised, planes)),
-                ("bf16", weight.nbytes, weight, partial(routed_dense, weight)),
+                ("Q4_K", planes.nbytes(), meaning, partial(chosen_rows, gemv, planes)),
+                ("bf16", weight.nbytes, weight, partial(chosen_rows, dense_gemv, weight)),
             )
             for name, nbytes, exact, run in runs:
                 us = graph_us([partial(run, x, choice, out) for choice in choices])

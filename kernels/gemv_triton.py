@@ -1,4 +1,5 @@
-"""A dense matrix times one vector or two, at the speed of reading the matrix.
+"""A dense matrix times one vector or two, at the speed of reading the matrix; or, of a stack of
+matrices, the one that is chosen on the device for each vector.
 
 A program owns ROWS output rows. It asks for the first block of its weights before it waits for the
 kernel in front, and for each next one before it multiplies the last: what bounds a decode step is
@@ -64,11 +65,20 @@ def store_rows(out_ptr, result, out_features, ROWS: tl.constexpr, ACTIVATION: tl
     tl.store(out_ptr + n, result.to(out_ptr.dtype.element_ty), mask=n < out_features)
 
 
+@triton.jit
+def chosen_matrix(chosen_ptr, PDL: tl.constexpr):
+    """Which of a stack the program multiplies by, int64: program_id(1) counts the choices."""
+    if PDL:
+        gdc_wait()  # the choice comes from the kernel in front
+    return tl.load(chosen_ptr + tl.program_id(1))
+
+
 @triton.jit(do_not_specialize=["num_x"])
 def gemv_kernel(
     x_ptr,
     out_ptr,
     bias_ptr,
+    chosen_ptr,
     weight_ptr,
     num_x,
     out_features,
@@ -77,6 +87,7 @@ def gemv_kernel(
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     RAGGED: tl.constexpr,
+    CHOICES: tl.constexpr,
     NUM_X: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -85,12 +96,17 @@ def gemv_kernel(
     """out[m, n] = sum_k w[n, k] * x[m, k] (+ bias[n]) for the num_x <= NUM_X vectors.
 
     With an ACTIVATION, gated: the matrix has 2 * out_features rows. BLOCK: of a row, in one step.
+    CHOICES: of each vector, for which out then has a row each; 0 without a stack.
     """
     GATED: tl.constexpr = ACTIVATION != ""
     if PDL:
         gdc_launch_dependents()
     row = tl.arange(0, 2 * ROWS if GATED else ROWS)
     row = own_rows(row, out_features, ROWS, RAGGED, GATED)
+    if CHOICES > 0:
+        row += chosen_matrix(chosen_ptr, PDL) * out_features
+        x_ptr += tl.program_id(1) // CHOICES * WIDTH
+        out_ptr += tl.program_id(1) * out_stride
     k = tl.arange(0, BLOCK)
     at = weight_ptr + row[:, None] * WIDTH + k[None, :]
     block = tl.load(at, mask=(k < WIDTH)[None, :], other=0.0)
@@ -131,9 +147,12 @@ class GemvConfig:
 MAX_ROWS = 2  # of x: from there on the library's products are as fast
 
 
-def gemv_config(weight: torch.Tensor, num_x: int) -> GemvConfig:
-    """What was fastest on an H200 at Llama-3-8B's shapes (benchmarks/h200-quantised-matmul.md)."""
-    rows, width = weight.shape
+def gemv_config(weight: torch.Tensor, rows: int, num_x: int) -> GemvConfig:
+    """What was fastest on an H200 at Llama-3-8B's shapes (benchmarks/h200-quantised-matmul.md).
+
+    rows: of all that are multiplied by at once.
+    """
+    width = weight.shape[-1]
     few = rows < 40 * multiprocessors(weight.device)
     if num_x == 1:
         config = GemvConfig(2, 1024, 4) if few else GemvConfig(1, 2048, 4)
@@ -150,22 +169,28 @@ def gemv(
     bias: torch.Tensor | None = None,
     activation: str = "",
     config: GemvConfig | None = None,
+    chosen: torch.Tensor | None = None,
 ) -> None:
     """x: [N, in], contiguous, N at most MAX_ROWS; weight: [out, in], contiguous; out: [N, out].
 
     bias: [out]. activation: "silu" or "gelu_tanh" for a weight of gates above ups, and out of half
     as many columns; see ``activation``.
+    chosen: [N, k] int64, contiguous, for any N: out[n * k + j] is x[n] times weight[chosen[n, j]];
+    weight then is [count, out, in], and each matrix is read once for each that chose it.
     """
-    num_x, width = x.shape
-    rows = out.shape[1]
-    config = config or gemv_config(weight, num_x)
+    width, (num_out, rows) = x.shape[1], out.shape
+    num_x = 1 if chosen is not None else len(x)
+    if config is None:
+        matrix_rows = rows * (2 if activation else 1)
+        config = gemv_config(weight, matrix_rows * num_out // num_x, num_x)
     pdl = has_dependent_launch(x.device)
     launch(
         gemv_kernel,
-        (-(-rows // config.rows),),
+        (-(-rows // config.rows), 1 if chosen is None else num_out),
         x,
         out,
         x if bias is None else bias,
+        x if chosen is None else chosen,
         weight,
         num_x,
         rows,
@@ -174,6 +199,7 @@ def gemv(
         HAS_BIAS=bias is not None,
         ACTIVATION=activation,
         RAGGED=rows % config.rows != 0,
+        CHOICES=0 if chosen is None else chosen.shape[1],
         NUM_X=power_of_two(num_x),
         ROWS=config.rows,
         BLOCK=config.block,

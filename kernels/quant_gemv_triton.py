@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .gemv_triton import own_rows, store_rows
+from .gemv_triton import chosen_matrix, own_rows, store_rows
 from .launch_triton import has_dependent_launch, launch, multiprocessors
 from .quant_formats import Planes
 from .quant_tiles_triton import (
@@ -46,6 +46,7 @@ def gemv_kernel(
     x_ptr,
     out_ptr,
     bias_ptr,
+    chosen_ptr,
     low_ptr,
     high_ptr,
     scales_ptr,
@@ -58,6 +59,7 @@ def gemv_kernel(
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     RAGGED: tl.constexpr,
+    CHOICES: tl.constexpr,
     NUM_X: tl.constexpr,
     ROWS: tl.constexpr,
     UNITS: tl.constexpr,
@@ -65,7 +67,7 @@ def gemv_kernel(
 ):
     """out[m, n] = sum_k w[n, k] * x[m, k] (+ bias[n]) for the num_x <= NUM_X vectors.
 
-    ACTIVATION, RAGGED: see gemv_triton. UNITS: of a row, in one step of the walk.
+    ACTIVATION, RAGGED, CHOICES: see gemv_triton. UNITS: of a row, in one step of the walk.
     """
     FIELD: tl.constexpr = field_bits(TYPE)
     HIGH: tl.constexpr = high_bits(TYPE)
@@ -82,6 +84,10 @@ def gemv_kernel(
     GATED: tl.constexpr = ACTIVATION != ""
     row = tl.arange(0, 2 * ROWS if GATED else ROWS)[None, :]
     row = own_rows(row, out_features, ROWS, RAGGED, GATED)
+    if CHOICES > 0:
+        row += chosen_matrix(chosen_ptr, PDL) * out_features
+        x_ptr += tl.program_id(1) // CHOICES * WIDTH
+        out_ptr += tl.program_id(1) * out_stride
     planes = (low_ptr, high_ptr, scales_ptr, supers_ptr)
     totals = ()
     for _ in tl.static_range(NUM_X):
@@ -153,22 +159,23 @@ class GemvConfig:
     warps: int
 
 
-def gemv_config(planes: Planes) -> GemvConfig:
+def gemv_config(planes: Planes, rows: int) -> GemvConfig:
     """What was fastest on an H200 at Llama-3-8B's shapes (benchmarks/h200-quantised-matmul.md).
 
     A matrix of many rows keeps every multiprocessor busy with one warp a program, which needs no
-    sums across warps; one of few rows is read by more warps at once.
+    sums across warps; one of few rows is read by more warps at once. rows: of all that are
+    multiplied by at once.
     """
     sms, units = multiprocessors(planes.low.device), planes.in_features // planes.type.unit
     wide = planes.type.high_bits > 0  # more registers a row
-    if planes.rows >= 64 * sms:
+    if rows >= 64 * sms:
         warps = 1
-    elif planes.rows >= 40 * sms or (wide and units > 128):
+    elif rows >= 40 * sms or (wide and units > 128):
         warps = 2
     else:
         warps = 4
     warps = min(warps, power_of_two(-(-units // 32)))
-    return GemvConfig(rows=4 if wide or planes.rows < 16 * sms else 8, warps=warps)
+    return GemvConfig(rows=4 if wide or rows < 16 * sms else 8, warps=warps)
 
 
 def gemv(
@@ -178,23 +185,27 @@ def gemv(
     bias: torch.Tensor | None = None,
     config: GemvConfig | None = None,
     activation: str = "",
+    chosen: torch.Tensor | None = None,
 ) -> None:
     """x: [N, in_features], contiguous, N small; out: [N, rows], any row stride and float dtype.
 
-    bias: [rows]. activation: see gemv_triton.gemv.
+    bias: [rows]. activation, chosen: see gemv_triton.gemv; planes of a stack lie above each other.
     """
-    rows = out.shape[1]
-    config = config or gemv_config(planes)
+    num_out, rows = out.shape
+    num_x = 1 if chosen is not None else len(x)
+    if config is None:
+        matrix_rows = rows * (2 if activation else 1)
+        config = gemv_config(planes, matrix_rows * num_out // num_x)
     if activation:  # half of a program's rows are gates
         config = replace(config, rows=max(1, config.rows // 2))
-    num_x = x.shape[0]
     pdl = has_dependent_launch(x.device)
     launch(
         gemv_kernel,
-        (-(-rows // config.rows),),
+        (-(-rows // config.rows), 1 if chosen is None else num_out),
         x,
         out,
         x if bias is None else bias,
+        x if chosen is None else chosen,
         *planes.tensors(),
         num_x,
         rows,
@@ -204,6 +215,7 @@ def gemv(
         HAS_BIAS=bias is not None,
         ACTIVATION=activation,
         RAGGED=rows % config.rows != 0,
+        CHOICES=0 if chosen is None else chosen.shape[1],
         NUM_X=power_of_two(num_x),
         ROWS=config.rows,
         UNITS=32 * config.warps,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -37,9 +36,9 @@ def dense_experts(weight: torch.Tensor, types: LinearTypes) -> Experts:
     products = [Linear(each, types=types) for each in weight]
     if weight.device.type != "cuda":
         return Experts(products)
-    from .routed_triton import routed_dense
+    from .gemv_triton import gemv
 
-    return Experts(products, partial(routed_dense, weight))
+    return Experts(products, lambda x, choice, out: gemv(weight, x, out, chosen=choice))
 
 
 def packed_experts(name: str, raw: torch.Tensor, rows: int, types: LinearTypes) -> Experts:
@@ -49,10 +48,10 @@ def packed_experts(name: str, raw: torch.Tensor, rows: int, types: LinearTypes) 
 
 def quantised_experts(name: str, raw: torch.Tensor, rows: int) -> Experts:
     """On a GPU. See ``packed_experts``."""
+    from .quant_gemv_triton import gemv
     from .quant_linear import QuantLinear
-    from .routed_triton import routed_quantised
 
     planes = pack(name, raw)
     each = zip(*(plane.split(rows) for plane in planes.tensors()), strict=True)
     products = [QuantLinear.of_planes(Planes(planes.type, *tensors)) for tensors in each]
-    return Experts(products, partial(routed_quantised, planes))
+    return Experts(products, lambda x, choice, out: gemv(planes, x, out, chosen=choice))

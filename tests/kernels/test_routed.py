@@ -9,10 +9,11 @@ import torch
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
+from pkvchat.kernels.gemv_triton import gemv as dense_gemv
 from pkvchat.kernels.linear import LinearTypes
 from pkvchat.kernels.quant_formats import TYPES, pack
+from pkvchat.kernels.quant_gemv_triton import gemv
 from pkvchat.kernels.routed import dense_experts, packed_experts, quantised_experts
-from pkvchat.kernels.routed_triton import routed_dense, routed_quantised
 
 COUNT, ROWS, WIDTH = 5, 6, 512
 F32 = LinearTypes.uniform(torch.float32)
@@ -63,7 +64,10 @@ def check(
 def test_dense(weight, choice, triton_device, width):
     weight = weight[..., :width].contiguous()
     check(
-        lambda *given: routed_dense(weight.to(triton_device), *given), weight, choice, triton_device
+        lambda x, chosen, out: dense_gemv(weight.to(triton_device), x, out, chosen=chosen),
+        weight,
+        choice,
+        triton_device,
     )
 
 
@@ -71,7 +75,9 @@ def test_dense(weight, choice, triton_device, width):
 def test_quantised(weight, choice, triton_device, name):
     raw, meaning = stored(weight, name)
     planes = pack(name, raw.to(triton_device))
-    check(lambda *given: routed_quantised(planes, *given), meaning, choice, triton_device)
+    check(
+        lambda x, chosen, out: gemv(planes, x, out, chosen=chosen), meaning, choice, triton_device
+    )
 
 
 def test_one_by_one_on_a_cpu(weight, choice):
