@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
@@ -97,13 +99,9 @@ class Turn:
             which = f"  ‹ {message.chosen + 1}/{len(message.versions)} ›"
             head.append(Segment(which, palette.muted))
         body = self._plain(message.text) if self._raw else self._drawn(message.text)
-        footer = _footer(message.version)
-        return [
-            Strip(head),
-            *body,
-            *([_line(" " * INDENT + footer, palette.faint)] if footer else []),
-            _BLANK,
-        ]
+        footer = textwrap.wrap(_footer(message.version), self.width - INDENT)
+        foot = [_line(" " * INDENT + line, palette.faint) for line in footer]
+        return [Strip(head), *body, *foot, _BLANK]
 
     def _drawn(self, text: str) -> list[Strip]:
         """Markdown, with reasoning folded to one line unless it is asked for."""

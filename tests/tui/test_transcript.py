@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from textual import events
 
-from pkvchat.messages import Delta, Steps
+from pkvchat.messages import Delta, Finished, Started, Steps
 
 OpenApp = Callable[..., Any]
 
@@ -123,3 +123,11 @@ async def test_notes_of_several_lines_keep_them(open_app: OpenApp) -> None:
     async with open_app() as window:
         await window.send("/show parameters")
         await window.shows("· temperature     0.8", "  top_k           40")
+
+
+async def test_how_an_answer_went_is_wrapped_not_cut(open_app: OpenApp) -> None:
+    async with open_app(size=(44, 24)) as window:
+        chat = await window.ask("go")
+        window.say(Started(chat, 9, 0), Delta(chat, "an answer", 1200))
+        window.say(Finished(chat, "length", 9, 1200, 0.25, 31.5))
+        await window.shows("1,200 tokens · 31.5 tokens/s", "token limit reached")
