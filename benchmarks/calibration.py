@@ -71,7 +71,7 @@ def report(shape: AttentionShape, budget_s: float) -> Calibration:
             f"{statistics.median(errors):.1%} in the median, {max(errors):.1%} at most; "
             f"planning {costs[name].plan:.0f} µs; outside a graph {costs[name].eager:.0f} µs more"
         )
-    calibration = Calibration(count_workers(shape.device), costs)
+    calibration = Calibration(count_workers(shape), costs)
     policy = create_policy("adaptive", shape, calibration, names, NUM_LAYERS)
     print(f"\n| batch | {' | '.join(names)} | picked | fastest |")
     print("|---" * (len(names) + 3) + "|")

@@ -19,6 +19,7 @@ from .linear import LinearTypes
 from .progress import Progress
 from .records import Store, device_key, dtype_name, shape_key
 from .surcharge import StepTimes
+from .tile_config import tile_config
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -83,10 +84,10 @@ class Calibration:
         return cls(workers, costs)
 
 
-def count_workers(device: torch.device) -> int:
-    """What runs side by side there: see CostModel."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).multi_processor_count
+def count_workers(shape: AttentionShape) -> int:
+    """What runs side by side on its device: see CostModel."""
+    if shape.device.type == "cuda":
+        return tile_config(shape).num_programs
     return torch.get_num_threads()
 
 
@@ -120,7 +121,6 @@ class Calibrator:
         self.device, self.progress, self.fresh = device, progress, fresh
         self.store = store or Store()
         self.keep = fresh or not busy()
-        self.workers = count_workers(device)
         if fresh:  # products are measured where weights are read
             self.store.forget("products", device_key(device))
 
@@ -156,7 +156,7 @@ class Calibrator:
             if known and known.covers(available):
                 return known
             shipped = self.store.load_shipped(key, Calibration.from_json)
-            if shipped and shipped.covers(available) and shipped.workers == self.workers:
+            if shipped and shipped.covers(available) and shipped.workers == count_workers(shape):
                 self.notes.append(
                     f"attention times are predicted from the record shipped for {key['device']}; "
                     "`pkvchat calibrate` measures this one"
@@ -200,7 +200,7 @@ class Calibrator:
             "the GPU has no memory free to measure attention in: its times are estimated from the "
             "GPU's properties; free some, and `pkvchat calibrate` measures"
         )
-        return estimate_costs(shape, self.workers, memory_bandwidth(self.device))
+        return estimate_costs(shape, count_workers(shape), memory_bandwidth(self.device))
 
     def _save(self, kind: str, key: dict[str, str], data: dict[str, Any]) -> None:
         note = (

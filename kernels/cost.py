@@ -24,9 +24,8 @@ if TYPE_CHECKING:  # the policies' names are known without torch
     from .batch import AttentionShape
 
 _ALL_PAGES = 1 << 60
-_RESIDENT = 2  # programs that a streaming multiprocessor holds of each kernel here
-# Programs per multiprocessor, and the share of the bandwidth that they use: measured on an H200.
-_BANDWIDTH = ((0.0, 0.0), (0.5, 0.55), (1.0, 0.85), (1.2, 0.89), (_RESIDENT, 1.0))
+# Of the programs that fill the device, and of its bandwidth: shares measured on an H200.
+_BANDWIDTH = ((0.0, 0.0), (0.25, 0.55), (0.5, 0.85), (0.6, 0.89), (1.0, 1.0))
 _MIN_TOKENS = 64  # that the Triton kernels give a program at least; FlashInfer twice as many
 _PADDING = 4  # TileConfig's: percent by which workqueue's shares may grow to have one piece each
 _STEP_TOKENS, _PIPELINE = 64, 3  # of their inner loop: tokens a step, steps in flight
@@ -85,7 +84,7 @@ class StrategyCost:
 class CostModel:
     """Work and time of each strategy for one shape on one device.
 
-    workers: what runs side by side, threads on CPU and streaming multiprocessors on CUDA.
+    workers: what runs side by side, threads on CPU and programs of a kernel on CUDA.
     windows: in tokens, of those of the num_layers layers that have a sliding window.
     """
 
@@ -135,7 +134,7 @@ def split_choices(
         return [1 << i for i in range(min(max(tiles), 8).bit_length())]
     if strategy != "split":
         return [1]
-    fill = _RESIDENT * workers / (len(tiles) * shape.num_kv_heads)
+    fill = workers / (len(tiles) * shape.num_kv_heads)
     return sorted({max(1, min(max(tiles), int(fill * part))) for part in (0.5, 1, 2)})
 
 
@@ -177,22 +176,22 @@ def _cuda_work(
         hidden = _HIDDEN_BYTES // page_bytes
         path = -(-heads // workers) * sum(max(row, hidden) for row in tiles)
         return Work(rows, sum(tiles) * heads, path, rows, 0, rows)
-    slots, shortest = _RESIDENT * workers, max(1, _MIN_TOKENS // shape.page_size)
+    shortest = max(1, _MIN_TOKENS // shape.page_size)
     if strategy == "split":
         pieces = [max(1, min(num_splits, row // shortest)) for row in tiles]
     elif strategy == "workqueue":
-        share, pieces = _workqueue_share(tiles, heads, slots, shortest)
+        share, pieces = _workqueue_share(tiles, heads, workers, shortest)
         if not pieces:
-            return _equal_shares(tiles, share, heads, slots, shape.page_size)
+            return _equal_shares(tiles, share, heads, workers, shape.page_size)
     else:
-        chunk = _flashinfer_chunk(tiles, slots // heads, 2 * shortest)
+        chunk = _flashinfer_chunk(tiles, workers // heads, 2 * shortest)
         pieces = [-(-row // chunk) for row in tiles]
     grid = [(heads * each, row / each) for each, row in zip(pieces, tiles, strict=True)]
     programs = heads * sum(pieces)
     longest = max([share for _, share in grid])
     merges = heads * sum([each for each in pieces if each > 1])
     read = _tiles_in_that_time(grid, workers)
-    return Work(1, read, _filling(longest, shape.page_size), -(-programs // slots), merges, 1)
+    return Work(1, read, _filling(longest, shape.page_size), -(-programs // workers), merges, 1)
 
 
 def _tiles_in_that_time(grid: Sequence[tuple[int, float]], workers: int) -> float:
@@ -204,9 +203,9 @@ def _tiles_in_that_time(grid: Sequence[tuple[int, float]], workers: int) -> floa
     running: list[tuple[float, int]] = []  # (tiles that each will have read at its end, programs)
     active, now, read, waiting = 0, 0.0, 0.0, list(reversed(grid))
     while waiting or running:
-        if waiting and active < _RESIDENT * workers:
+        if waiting and active < workers:
             programs, tiles = waiting.pop()
-            started = min(programs, _RESIDENT * workers - active)
+            started = min(programs, workers - active)
             heappush(running, (now + tiles, started))
             active += started
             if started < programs:
@@ -219,11 +218,11 @@ def _tiles_in_that_time(grid: Sequence[tuple[int, float]], workers: int) -> floa
 
 
 @cache
-def _bandwidth_used(programs: float) -> float:
-    """Its share; programs: per multiprocessor, 0 < programs <= _RESIDENT."""
-    right = bisect_left(_BANDWIDTH, (programs, 0.0))
+def _bandwidth_used(filled: float) -> float:
+    """By a device that is ``filled``, 0 < filled <= 1."""
+    right = bisect_left(_BANDWIDTH, (filled, 0.0))
     (low, before), (high, after) = _BANDWIDTH[right - 1 : right + 1]
-    return before + (after - before) * (programs - low) / (high - low)
+    return before + (after - before) * (filled - low) / (high - low)
 
 
 def _filling(tiles: float, page_size: int) -> int:
@@ -244,21 +243,23 @@ def _flashinfer_chunk(tiles: Sequence[int], most: int, shortest: int) -> int:
 
 
 def _workqueue_share(
-    tiles: Sequence[int], heads: int, slots: int, overhead: int
+    tiles: Sequence[int], heads: int, workers: int, overhead: int
 ) -> tuple[int, list[int]]:
     """As planner_triton does: (share, pieces of each row), no pieces where none are padded."""
     total = sum(tiles) * heads
-    least = max(overhead, -(-total // slots))
+    least = max(overhead, -(-total // workers))
     most = max(least * _PADDING // 100, overhead - 1)
     for share in range(least, least + most + 1, max(most // 15, 1)):
         pieces = [-(-row // share) for row in tiles]
-        if sum(pieces) * heads <= slots:
+        if sum(pieces) * heads <= workers:
             return share, pieces
-    return max(overhead, -(-(total + overhead * len(tiles) * heads) // slots)), []
+    return max(overhead, -(-(total + overhead * len(tiles) * heads) // workers)), []
 
 
-def _equal_shares(tiles: Sequence[int], share: int, heads: int, slots: int, page_size: int) -> Work:
+def _equal_shares(
+    tiles: Sequence[int], share: int, heads: int, workers: int, page_size: int
+) -> Work:
     """Rows begin inside of shares: programs have several pieces, one after the other."""
     overhead = max(1, _MIN_TOKENS // page_size)
     pieces = heads * sum([-(-(row + overhead) // share) for row in tiles])
-    return Work(1, share * slots, _filling(share, page_size), 2, pieces, 1)
+    return Work(1, share * workers, _filling(share, page_size), 2, pieces, 1)

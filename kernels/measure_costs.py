@@ -58,7 +58,7 @@ def measure_costs(
     budget_s = _BUDGET_S[shape.device.type] * (_THOROUGH if thorough else 1)
     measured = sample_costs(shape, names, progress, budget_s)
     costs = {name: found.cost() for name, found in measured.items()}
-    return Calibration(count_workers(shape.device), costs)
+    return Calibration(count_workers(shape), costs)
 
 
 def sample_costs(

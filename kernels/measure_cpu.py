@@ -30,7 +30,7 @@ class CpuBench:
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
-        self.workers = count_workers(shape.device)
+        self.workers = count_workers(shape)
         size = shape.page_size
         most = max(sum(-(-length // size) for length in lengths) for lengths in _LENGTHS) + 1
         layers = min(8, max(2, _COLD_BYTES // (most * page_bytes(1, shape))))

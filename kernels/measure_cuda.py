@@ -53,7 +53,7 @@ class CudaBench:
     def __init__(self, shape: AttentionShape, names: Sequence[str]) -> None:
         """Raises torch.OutOfMemoryError where too little memory is free."""
         self.shape = shape
-        self.workers = count_workers(shape.device)
+        self.workers = count_workers(shape)
         free, _ = torch.cuda.mem_get_info(shape.device)
         num_pages = min(_POOL_BYTES, free // 2) // page_bytes(1, shape)
         self.strategies = [create_strategy(name, shape) for name in names]

@@ -22,7 +22,7 @@ _REFERENCE_BANDWIDTH = 4.8e12  # bytes/s, NVIDIA's data sheet
 
 
 def estimate_costs(shape: AttentionShape, workers: int, bandwidth: float) -> Calibration:
-    """workers: streaming multiprocessors. bandwidth: of the memory, in bytes/s."""
+    """workers: see CostModel. bandwidth: of the memory, in bytes/s."""
     reference = Calibration.from_json(json.loads(_REFERENCE.read_text(encoding="utf-8"))["data"])
     size = page_bytes(1, shape) / shape.num_kv_heads / _REFERENCE_TILE
     tile = size * _REFERENCE_BANDWIDTH / bandwidth

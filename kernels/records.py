@@ -25,7 +25,7 @@ from .batch import AttentionShape
 Record = TypeVar("Record")
 Parse = Callable[[dict[str, Any]], Record]
 
-VERSION = 2
+VERSION = 3
 SHIPPED = Path(__file__).parent / "shipped"
 # the last two: whole numbers and lists that are larger than Python takes
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)

@@ -138,7 +138,7 @@ def _splits(name: str, problem: CaseProblem) -> list[int]:
     """The num_splits to compare for a strategy."""
     shape = problem.shape
     tiles = case_pages(problem.case, shape.page_size)
-    splits = {*split_choices(name, tiles, shape, count_workers(shape.device))}
+    splits = {*split_choices(name, tiles, shape, count_workers(shape))}
     if name == "split" and problem.case.target is not None:
         splits |= {n for n in _SPLITS if n <= max(tiles)}
     return sorted(splits)

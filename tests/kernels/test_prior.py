@@ -14,7 +14,7 @@ from pkvchat.kernels.prior import estimate_costs
 from pkvchat.kernels.records import SHIPPED, VERSION, shipped_name
 
 SHAPE = AttentionShape(32, 8, 128, 16, torch.bfloat16, torch.device("cuda", 0))
-H200 = {"workers": 132, "bandwidth": 4.8e12}
+H200 = {"workers": 264, "bandwidth": 4.8e12}
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda path: path.stem)
@@ -23,7 +23,8 @@ def test_shipped_records_can_be_read(path):
     assert record["version"] == VERSION
     assert shipped_name(record["key"]) == path.name
     calibration = Calibration.from_json(record["data"])
-    assert calibration.covers(["flashinfer", "split", "workqueue", "sdpa"])
+    ours = {"split", "workqueue", "sdpa"}
+    assert calibration.covers(ours if "KV" in record["key"]["shape"] else {*ours, "flashinfer"})
     assert all(cost.error < 0.1 for name, cost in calibration.costs.items() if name != "sdpa")
 
 
@@ -44,5 +45,5 @@ def test_time_goes_with_bytes_and_bandwidth():
     assert predicted(bandwidth=1e12, lengths=(50,)) < 2 * predicted(lengths=(50,))
     half = AttentionShape(32, 8, 64, 16, torch.bfloat16, SHAPE.device)
     assert predicted(half) == pytest.approx(predicted() / 2, rel=0.1)
-    fewer = predicted(workers=33, bandwidth=1.2e12)
+    fewer = predicted(workers=66, bandwidth=1.2e12)
     assert fewer == pytest.approx(4 * predicted(), rel=0.1)

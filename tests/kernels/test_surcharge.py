@@ -21,7 +21,7 @@ COSTS = {
     "split": StrategyCost(call=6, tile=0.0018, path=1, task=0, merge=0.001, plan=7),
     "workqueue": StrategyCost(call=7, tile=0.0018, path=1, task=0, merge=0.001, plan=7),
 }
-MODEL = CostModel(SHAPE, 132, COSTS, LAYERS)
+MODEL = CostModel(SHAPE, 264, COSTS, LAYERS)
 LENGTHS = (256, 8192, 32768)
 
 
@@ -92,7 +92,7 @@ def test_charges_are_never_below_nothing(lengths, extra):
 def test_the_policy_takes_what_was_fastest_in_the_model(length, us):
     """Whatever attention by itself is predicted to take."""
     measured = dict(zip(COSTS, us, strict=True))
-    calibration = Calibration(132, COSTS)
+    calibration = Calibration(264, COSTS)
     steps = [StepTimes(1, length, measured)]
     policy = create_policy("adaptive", SHAPE, calibration, list(COSTS), LAYERS, steps=steps)
     fastest = min(measured, key=measured.__getitem__)

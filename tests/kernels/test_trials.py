@@ -25,7 +25,7 @@ def constant_policy(predicted, name="adaptive"):
     costs = {
         strategy: StrategyCost(0, 0, 0, 0, 0, 0, eager=us) for strategy, us in predicted.items()
     }
-    return create_policy(name, SHAPE, Calibration(132, costs), list(costs), LAYERS)
+    return create_policy(name, SHAPE, Calibration(264, costs), list(costs), LAYERS)
 
 
 def chat(policy, steps, true_us, noise=0.0, spikes=0.0, lengths=(8000,), seed=0):

@@ -132,11 +132,10 @@ def test_more_rows_than_one_block(triton_device):
 @given(lengths=st.lists(st.integers(1, 9000), min_size=1, max_size=12), heads=st.integers(1, 8))
 def test_the_policy_expects_the_shares_that_are_planned(triton_device, lengths, heads):
     """kernels/cost.py follows the plan on the host, to predict its time."""
-    workers = 6
+    programs = 12
     shape = AttentionShape(heads, heads, 128, UNIT, torch.float16, torch.device("cuda", 0))
     tiles = [-(-length // UNIT) for length in lengths]
-    work = strategy_work("workqueue", tiles, 1, shape, workers)
-    programs = 2 * workers
+    work = strategy_work("workqueue", tiles, 1, shape, programs)
     sizes = Settings(programs, heads, overhead=64 // UNIT, min_share=64 // UNIT)
     plan, pieces = pieces_of(lengths, sizes, triton_device)
     share, _, step = plan.share.tolist()
