@@ -122,6 +122,64 @@ def _column_max(x, scratch, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def _copy_first_tiles(
+    ring,
+    kv_ptr,
+    pages_ptr,
+    begin,
+    end,
+    length,
+    C: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Start copying the tiles that all stages but one have room for, and wait for the kernel in
+    front; it may still be writing the newest token, whose tile comes after it."""
+    COPY: gl.constexpr = _copy_layout(C.dim_pad, kv_ptr.dtype.element_ty.primitive_bitwidth)
+    newest = length - 1 if PDL else length
+    for stage in gl.static_range(C.num_stages - 1):
+        tile = begin + stage * C.tile
+        if (tile < end) & (gl.minimum(tile + C.tile, end) <= newest):
+            pages = _page_numbers(pages_ptr, tile, end, C, COPY)
+            _copy_tile(ring, stage, kv_ptr, pages_ptr, pages, tile, end, C)
+        async_copy.commit_group()
+    if PDL:
+        gdc_wait()
+        stage = (newest - begin) // C.tile
+        if (newest < end) & (stage < C.num_stages - 1):
+            tile = begin + stage * C.tile
+            pages = _page_numbers(pages_ptr, tile, end, C, COPY)
+            _copy_tile(ring, stage, kv_ptr, pages_ptr, pages, tile, end, C)
+            async_copy.commit_group()
+            async_copy.wait_group(0)  # the loop counts one group a tile
+
+
+@gluon.jit
+def _load_queries(q_ptr, dtype: gl.constexpr, C: gl.constexpr):
+    """[dim_pad, group_pad] in shared memory, a second part and scales [group_pad]; see
+    split_queries. What is not quantised is its own second part, and has the scale 1."""
+    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    groups = gl.arange(0, C.group_pad, layout=gl.SliceLayout(1, LOAD))[:, None]
+    dims = gl.arange(0, C.dim_pad, layout=gl.SliceLayout(0, LOAD))[None, :]
+    mask = (groups < C.group) & (dims < C.head_dim)
+    q = gl.load(q_ptr + groups * C.head_dim + dims, mask=mask, other=0.0)
+    q = gl.permute(q, (1, 0))
+    SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C.group_pad, C.dim_pad], dtype)
+    first = gl.allocate_shared_memory(dtype, [C.group_pad, C.dim_pad], SHARED).permute((1, 0))
+    GROUP: gl.constexpr = gl.SliceLayout(0, _accumulator(C.group_pad, 16))
+    if C.page_rows > C.page_size:
+        q, rest, scale = split_queries(q, dtype)
+        scale = gl.convert_layout(scale, GROUP)
+        second = gl.allocate_shared_memory(dtype, [C.group_pad, C.dim_pad], SHARED)
+        second = second.permute((1, 0))
+        second.store(rest)
+    else:
+        second = first
+        scale = gl.full([C.group_pad], 1.0, gl.float32, layout=GROUP)
+    first.store(q.to(dtype))
+    return first, second, scale
+
+
+@gluon.jit
 def attend_tokens(
     q_ptr,
     kv_ptr,
@@ -164,39 +222,11 @@ def attend_tokens(
         v = _allocate(DTYPE, TILE, C.dim_pad, C)
         ring = (k, v)
 
-    newest = length - 1 if PDL else length
-    for stage in gl.static_range(AHEAD):
-        tile = begin + stage * TILE
-        if (tile < end) & (gl.minimum(tile + TILE, end) <= newest):
-            pages = _page_numbers(pages_ptr, tile, end, C, COPY)
-            _copy_tile(ring, stage, kv_ptr, pages_ptr, pages, tile, end, C)
-        async_copy.commit_group()
-    if PDL:
-        gdc_wait()  # q and the newest K/V come from the kernel in front
-        stage = (newest - begin) // TILE
-        if (newest < end) & (stage < AHEAD):
-            tile = begin + stage * TILE
-            pages = _page_numbers(pages_ptr, tile, end, C, COPY)
-            _copy_tile(ring, stage, kv_ptr, pages_ptr, pages, tile, end, C)
-            async_copy.commit_group()
-            async_copy.wait_group(0)
-
-    Q: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    groups = gl.arange(0, C.group_pad, layout=gl.SliceLayout(1, Q))[:, None]
-    dims = gl.arange(0, C.dim_pad, layout=gl.SliceLayout(0, Q))[None, :]
-    mask = (groups < C.group) & (dims < C.head_dim)
-    q = gl.load(q_ptr + groups * C.head_dim + dims, mask=mask, other=0.0)
-    q = gl.permute(q, (1, 0))
+    _copy_first_tiles(ring, kv_ptr, pages_ptr, begin, end, length, C, PDL)
+    q, q_rest, q_scale = _load_queries(q_ptr, DTYPE, C)
     scale *= LOG2E
-    Q_SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C.group_pad, C.dim_pad], DTYPE)
-    q_shared = gl.allocate_shared_memory(DTYPE, [C.group_pad, C.dim_pad], Q_SHARED).permute((1, 0))
     if QUANTISED:
-        q, q_rest, q_scale = split_queries(q, DTYPE)
-        q_scale = gl.convert_layout(q_scale, GROUP) * scale
-        rest_shared = gl.allocate_shared_memory(DTYPE, [C.group_pad, C.dim_pad], Q_SHARED)
-        rest_shared = rest_shared.permute((1, 0))
-        rest_shared.store(q_rest)
-    q_shared.store(q.to(DTYPE))
+        q_scale *= scale
     P_SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, C.group_pad], WIDE)
     p_shared = gl.allocate_shared_memory(WIDE, [TILE, C.group_pad], P_SHARED)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -220,13 +250,13 @@ def attend_tokens(
         fence_async_shared()
         k_tile = k.index(stage)
         if QUANTISED:
-            low = warpgroup_mma(k_tile, rest_shared, zeros, use_acc=False, is_async=True)
+            low = warpgroup_mma(k_tile, q_rest, zeros, use_acc=False, is_async=True)
             if INTEGER:
-                scores = warpgroup_mma(k_tile, q_shared, zeros, use_acc=False, is_async=True)
+                scores = warpgroup_mma(k_tile, q, zeros, use_acc=False, is_async=True)
             else:
-                scores = warpgroup_mma(k_tile, q_shared, low, is_async=True)
+                scores = warpgroup_mma(k_tile, q, low, is_async=True)
         else:
-            scores = warpgroup_mma(k_tile, q_shared, zeros, use_acc=False, is_async=True)
+            scores = warpgroup_mma(k_tile, q, zeros, use_acc=False, is_async=True)
         ahead = tile + AHEAD * TILE
         if ahead < end:
             _copy_tile(ring, next_stage, kv_ptr, pages_ptr, pages, ahead, end, C)
