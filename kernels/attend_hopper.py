@@ -42,10 +42,23 @@ def _accumulator(group_pad, bits):
 
 
 @gluon.jit
-def _allocate(dtype: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, C: gl.constexpr):
-    """[num_stages, rows, columns] for the matrix units."""
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
-    return gl.allocate_shared_memory(dtype, [C.num_stages, rows, columns], LAYOUT)
+def _allocate(dtype: gl.constexpr, columns: gl.constexpr, C: gl.constexpr):
+    """[num_stages, tile, columns] for the matrix units."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C.tile, columns], dtype)
+    return gl.allocate_shared_memory(dtype, [C.num_stages, C.tile, columns], LAYOUT)
+
+
+@gluon.jit
+def _allocate_ring(dtype: gl.constexpr, C: gl.constexpr):
+    """K and V; of a quantised layer, V in pairs of values, and both's scales."""
+    k = _allocate(dtype, C.dim_pad, C)
+    if C.page_rows > C.page_size:
+        FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        k_scales = gl.allocate_shared_memory(gl.float32, [C.num_stages, C.tile], FLAT)
+        v_scales = gl.allocate_shared_memory(gl.float32, [C.num_stages, C.tile], FLAT)
+        return k, _allocate(gl.int16, C.dim_pad // 2, C), k_scales, v_scales
+    else:  # noqa: RET505  # not compiled where the branch above is
+        return k, _allocate(dtype, C.dim_pad, C)
 
 
 @gluon.jit
@@ -211,17 +224,7 @@ def attend_tokens(
     TOKEN: gl.constexpr = gl.SliceLayout(1, ACC)
     GROUP: gl.constexpr = gl.SliceLayout(0, ACC)
 
-    k = _allocate(DTYPE, TILE, C.dim_pad, C)
-    if QUANTISED:
-        v = _allocate(gl.int16, TILE, C.dim_pad // 2, C)
-        FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-        k_scales = gl.allocate_shared_memory(gl.float32, [C.num_stages, TILE], FLAT)
-        v_scales = gl.allocate_shared_memory(gl.float32, [C.num_stages, TILE], FLAT)
-        ring = (k, v, k_scales, v_scales)
-    else:
-        v = _allocate(DTYPE, TILE, C.dim_pad, C)
-        ring = (k, v)
-
+    ring = _allocate_ring(DTYPE, C)
     _copy_first_tiles(ring, kv_ptr, pages_ptr, begin, end, length, C, PDL)
     q, q_rest, q_scale = _load_queries(q_ptr, DTYPE, C)
     scale *= LOG2E
@@ -236,7 +239,7 @@ def attend_tokens(
     lanes = gl.arange(0, TILE, layout=TOKEN)
     m = gl.full([C.group_pad], float("-inf"), gl.float32, layout=GROUP)
     l = gl.full([TILE, C.group_pad], 0.0, gl.float32, layout=ACC)  # noqa: E741
-    acc = gl.full([v.shape[2], C.group_pad], 0.0, gl.float32, layout=ACC)
+    acc = gl.full([ring[1].shape[2], C.group_pad], 0.0, gl.float32, layout=ACC)
     acc_odd = acc  # of the odd dimensions, where quantised
     ZERO: gl.constexpr = 0 if INTEGER else 0.0
     SUM: gl.constexpr = gl.int32 if INTEGER else gl.float32
@@ -248,7 +251,7 @@ def attend_tokens(
         async_copy.wait_group(AHEAD - 1)
         tl.debug_barrier()
         fence_async_shared()
-        k_tile = k.index(stage)
+        k_tile = ring[0].index(stage)
         if QUANTISED:
             low = warpgroup_mma(k_tile, q_rest, zeros, use_acc=False, is_async=True)
             if INTEGER:
@@ -264,10 +267,10 @@ def attend_tokens(
         pages = _page_numbers(pages_ptr, ahead + TILE, end, C, COPY)
         live = lanes < end - tile
         if QUANTISED:
-            pairs = v.index(stage).permute((1, 0)).load(gl.DotOperandLayout(0, ACC, 2))
+            pairs = ring[1].index(stage).permute((1, 0)).load(gl.DotOperandLayout(0, ACC, 2))
             even, odd = widen_pairs(pairs, DTYPE)
-            k_scale = k_scales.index(stage).load(TOKEN)
-            v_scale = gl.where(live, v_scales.index(stage).load(TOKEN), 1.0)
+            k_scale = ring[2].index(stage).load(TOKEN)
+            v_scale = gl.where(live, ring[3].index(stage).load(TOKEN), 1.0)
             if INTEGER:
                 low, scores = warpgroup_mma_wait(0, [low, scores])
                 scores = scores.to(gl.float32) * 254.0 + low.to(gl.float32)
@@ -299,7 +302,8 @@ def attend_tokens(
             acc, acc_odd = warpgroup_mma_wait(0, [acc, acc_odd])
         else:
             l = l * rescale + p  # noqa: E741
-            acc = warpgroup_mma(v.index(stage).permute((1, 0)), p_shared, acc, is_async=True)
+            v_tile = ring[1].index(stage).permute((1, 0))
+            acc = warpgroup_mma(v_tile, p_shared, acc, is_async=True)
             acc = warpgroup_mma_wait(0, [acc])
         stage = gl.where(stage == AHEAD, 0, stage + 1)
         next_stage = gl.where(next_stage == AHEAD, 0, next_stage + 1)
