@@ -50,7 +50,7 @@ def _kernel(
 
 def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See norm.rms_norm."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _launch(x, None, weight, out, out, eps)
     return out
 
@@ -59,9 +59,9 @@ def add_rms_norm_triton(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See norm.add_rms_norm."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     dtype = torch.promote_types(x.dtype, residual.dtype)
-    total = torch.empty(x.shape, dtype=dtype, device=x.device)
+    total = torch.empty_like(out, dtype=dtype)
     _launch(x, residual.contiguous(), weight, out, total, eps)
     return out, total
 
@@ -76,14 +76,15 @@ def _launch(
 ) -> None:
     width = x.shape[-1]
     rows = x.reshape(-1, width)
-    if not len(rows):
+    num_rows = rows.shape[0]
+    if not num_rows:
         return
     if rows.stride(1) != 1:
         rows = rows.contiguous()
     pdl, block = has_dependent_launch(x.device), power_of_two(width)
     launch(
         _kernel,
-        (len(rows),),
+        (num_rows,),
         rows,
         rows if residual is None else residual,
         weight,
