@@ -1,6 +1,7 @@
 """Online softmax over a run of one row's tokens, for the Triton decode kernels.
 
-The same source runs compiled on CUDA and under ``TRITON_INTERPRET=1`` on CPU tensors.
+The same source runs compiled on CUDA and under ``TRITON_INTERPRET=1`` on CPU tensors; on Hopper,
+where the kernels are compiled as Gluon, the loop is ``attend_hopper``'s.
 Lengths are cut into units: the granularity at which work is divided, finer than the tile at which
 it is done.
 """
@@ -56,7 +57,7 @@ def attend_piece(
 ):
     """Attend to the tokens [begin, end) of a row, begin < end, for one KV head.
 
-    pages_ptr: the row's block table. leads: this piece is its segment's first, and has the sinks.
+    pages_ptr: the row's block table. length: the row's. leads: this piece is its segment's first, and has the sinks.
     whole: it is the only one, and goes to the output; its state goes to ``slot`` otherwise.
     """
     at = (row * C.num_kv_heads + head) * (C.group * C.head_dim)
@@ -96,8 +97,8 @@ def attend_tokens(
 ):
     """Softmax state of one group's queries over the tokens [begin, end).
 
-    Returns m, l [group_pad] and acc [dim_pad, group_pad], in base 2; acc's dimensions are in order,
-    or as widened_dims says in a quantised layer. q_ptr: the group's first query. kv_ptr: its KV
+    Returns m, l [group_pad] and acc [dim_pad, group_pad], in base 2, and the dimensions and query
+    heads that acc is of. q_ptr: the group's first query. kv_ptr: its KV
     head's K in page 0. Tokens below first_token are hidden; at least one of the first tile is not,
     so m is finite. Tokens past the end are never loaded.
 
