@@ -57,8 +57,9 @@ def attend_piece(
 ):
     """Attend to the tokens [begin, end) of a row, begin < end, for one KV head.
 
-    pages_ptr: the row's block table. length: the row's. leads: this piece is its segment's first, and has the sinks.
-    whole: it is the only one, and goes to the output; its state goes to ``slot`` otherwise.
+    pages_ptr: the row's block table. length: the row's. leads: this piece is its segment's first,
+    and has the sinks. whole: it is the only one, and goes to the output; its state goes to ``slot``
+    otherwise.
     """
     at = (row * C.num_kv_heads + head) * (C.group * C.head_dim)
     q_ptr += at
@@ -98,9 +99,9 @@ def attend_tokens(
     """Softmax state of one group's queries over the tokens [begin, end).
 
     Returns m, l [group_pad] and acc [dim_pad, group_pad], in base 2, and the dimensions and query
-    heads that acc is of. q_ptr: the group's first query. kv_ptr: its KV
-    head's K in page 0. Tokens below first_token are hidden; at least one of the first tile is not,
-    so m is finite. Tokens past the end are never loaded.
+    heads that acc is of. q_ptr: the group's first query. kv_ptr: its KV head's K in page 0. Tokens
+    below first_token are hidden; at least one of the first tile is not, so m is finite. Tokens past
+    the end are never loaded.
 
     A quantised layer's K scales multiply the scores. Its V scales join them as logarithms: m is
     then of weights times scales, which so are at most 1 in float16 whatever the scales, and l alone
