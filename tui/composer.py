@@ -85,7 +85,8 @@ class Composer(TextArea):
             event.prevent_default()
 
     def _is_for_list(self, key: str) -> bool:
-        """Pass it on. Enter is, once a command is chosen: what was typed may be none of them."""
+        """Whether the list of commands has taken ``key``: Enter only once one of them is chosen,
+        since what was typed may be none."""
         commands = self._commands
         if key == "up":
             commands.action_cursor_up()
