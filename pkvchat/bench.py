@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -121,13 +122,10 @@ def run(
     weights: random ones in the place of the options' model.
     """
     if cases:
-        progress = ProgressLine(sys.stderr)
-        try:
+        with closing(ProgressLine(sys.stderr)) as progress:
             PRINTERS[output](
                 _rows(options, cases, batches, policies, repetitions, weights, progress)
             )
-        finally:
-            progress.close()
     return 0
 
 

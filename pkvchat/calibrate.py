@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 
 from .errors import startup_errors
 from .options import EngineOptions
@@ -12,12 +13,8 @@ from .startup import start_engine
 
 def run(options: EngineOptions) -> int:
     """Measure for the model in ``options``, keep the record for later starts, print a summary."""
-    progress = ProgressLine(sys.stderr)
-    try:
-        with startup_errors():
-            started = start_engine(options, progress, fresh=True)
-    finally:
-        progress.close()
+    with closing(ProgressLine(sys.stderr)) as progress, startup_errors():
+        started = start_engine(options, progress, fresh=True)
     ready, policy = started.ready, started.make_policy("adaptive")
     print(f"{ready.device}: {ready.dtype}")
     for note in ready.notes:

@@ -8,11 +8,12 @@ from uuid import uuid4
 from .messages import ChatMessage
 
 NEW_CHAT = "New chat"
+# Roles, see Message: those the model reads as they are, those it writes, those of our own lines.
+SENT_ROLES = ("system", "user", "assistant")
+ANSWERS = ("assistant", "summary")
+OWN_LINES = ("note", "said")
 _TITLE_LENGTH = 40
-ANSWERS = ("assistant", "summary")  # roles of what the model writes
-OWN_LINES = ("note", "said")  # and of what the app says itself
 _KINDS = ("fork: ", "copy: ", "edit: ", "summary: ")
-_SENT_ROLES = ("system", "user", "assistant")
 _COMPLETE = ("stop", "length", "context")
 _SUM_UP = "Sum up our conversation so far."
 
@@ -77,7 +78,7 @@ class Message:
             return []
         if self.sums_up:
             return [ChatMessage("user", _SUM_UP), ChatMessage("assistant", self.text)]
-        return [ChatMessage(self.role, self.text)] if self.role in _SENT_ROLES else []
+        return [ChatMessage(self.role, self.text)] if self.role in SENT_ROLES else []
 
     def copy(self) -> Message:
         """The same message under an id of its own, for another chat."""

@@ -11,6 +11,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -84,16 +85,12 @@ def run(
     output: a name in PRINTERS. plot: a file for the picture of the steps' times. Raises ChatError.
     """
     draw = plotter(plot) if plot else None  # what is missing is said before anything is measured
-    progress = ProgressLine(sys.stderr)
-    try:
+    greedy = replace(params, temperature=0.0)
+    with closing(ProgressLine(sys.stderr)) as progress:
         with startup_errors():
             service = ChatService(replace(options, policy=policies[0]), progress)
-        rounds = list(
-            compare(service, replace(params, temperature=0.0), policies, prompts, batch, progress)
-        )
+        rounds = list(compare(service, greedy, policies, prompts, batch, progress))
         service.close()
-    finally:
-        progress.close()
     PRINTERS[output](policies, rounds)
     if draw:
         draw(policies, rounds)

@@ -234,7 +234,7 @@ class Conversation:
         say("/open NUMBER opens one of them.")
 
     def open_found(self, number: int) -> None:
-        """A chat of those that were listed last, counted from 1."""
+        """A chat of those that were listed last, counted from 1, and the last it answered."""
         if not 0 < number <= len(self._found):
             raise CommandError("/open needs a number that /chats has listed")
         with _store() as store:
@@ -242,6 +242,8 @@ class Conversation:
         if chat.id == self._current.chat.id:
             raise CommandError("that is the chat you are in")
         self.open(chat)
+        if answer := chat.last("assistant"):
+            say(answer.text)
 
     def delete(self) -> None:
         name = one_line(self._current.chat.name)
@@ -282,12 +284,8 @@ def _store() -> closing[ChatStore]:
 
 
 def _start(options: EngineOptions) -> ChatService:
-    progress = ProgressLine(sys.stderr)
-    try:
-        with startup_errors():
-            service = ChatService(options, progress)
-    finally:
-        progress.close()
+    with closing(ProgressLine(sys.stderr)) as progress, startup_errors():
+        service = ChatService(options, progress)
     ready = service.ready
     say(f"{ready.model} on {ready.device}, {ready.dtype}, context {ready.context}")
     for note in ready.notes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from contextlib import closing
 
 import torch
 
@@ -69,11 +70,8 @@ def _line(entry: Entry, free: int, gpu_memory: int | None, here: bool) -> str:
 
 def pull(name: str) -> int:
     """Download a model, or find that it is here. Raises ModelError."""
-    progress = ProgressLine(sys.stderr)
-    try:
+    with closing(ProgressLine(sys.stderr)) as progress:
         found = resolve(name, progress, _gpu_memory())
-    finally:
-        progress.close()
     if found.note:
         print(found.note)
     print(found.path)

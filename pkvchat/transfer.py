@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .chats import OWN_LINES, Chat, Message, Version, title_of
+from .chats import OWN_LINES, SENT_ROLES, Chat, Message, Version, title_of
 from .errors import ChatError
 
 _FORMAT = "pkvchat-chat-1"
-_ROLES = ("system", "user", "assistant")
 _OWN_ROLES = (*OWN_LINES, "cut", "summary")
 
 
@@ -80,7 +79,7 @@ def import_chat(path: Path) -> Chat:
         if message is None:
             raise ChatError(
                 f"{path}: message {number} is not an object with a role "
-                f"({', '.join(_ROLES)}) and content"
+                f"({', '.join(SENT_ROLES)}) and content"
             )
         if message.role == "system" and not chat.messages and not chat.system:
             chat.system = message.text
@@ -97,7 +96,7 @@ def _message(entry: object, *, ours: bool) -> Message | None:
     role, content = entry.get("role"), _content(entry.get("content"))
     if not isinstance(role, str) or content is None:
         return None
-    if role not in (_ROLES + _OWN_ROLES if ours else _ROLES):
+    if role not in (SENT_ROLES + _OWN_ROLES if ours else SENT_ROLES):
         return None
     versions = [Version(content, "stop" if role == "assistant" else "")]
     if ours:

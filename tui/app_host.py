@@ -117,7 +117,8 @@ class AppHost:
             raise CommandError("chats are not being saved, so there are none to find")
         search = CommandPalette([ChatProvider], placeholder="Search all chats")
         self._app.push_screen(search)
-        search.call_after_refresh(lambda: setattr(search.query_one(Input), "value", words))
+        if words:
+            search.call_after_refresh(lambda: setattr(search.query_one(Input), "value", words))
 
     def delete(self) -> None:
         tab = self._app.tab

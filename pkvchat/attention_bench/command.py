@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -50,12 +51,8 @@ def run(given: Mapping[str, Any]) -> int:
             raise UsageError("--from measures nothing: it goes with -o, --output and --plot alone")
         results = merge([read_results(path) for path in given["sources"]])
     else:
-        progress = ProgressLine(sys.stderr)
-        try:
-            with startup_errors():
-                results = measure(given, progress)
-        finally:
-            progress.close()
+        with closing(ProgressLine(sys.stderr)) as progress, startup_errors():
+            results = measure(given, progress)
     text = results.to_json() if given["output"] == "json" else markdown(results)
     if output_file is None:
         print(text, end="")

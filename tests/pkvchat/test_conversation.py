@@ -108,6 +108,7 @@ def test_saved_chats_are_listed_opened_renamed_and_deleted(
 ) -> None:
     for title in ("rivers", "birds"):
         conversation.current.chat.add("user", f"about {title}")
+        conversation.current.chat.add("assistant", f"{title} are many").version.reason = "stop"
         assert said(f"/rename [{title}]") == f"this is now '[{title}]'\n"
         said("/save")
         said("/clear")
@@ -117,8 +118,8 @@ def test_saved_chats_are_listed_opened_renamed_and_deleted(
         ["", "2", "[rivers]"],
     ]
     assert said("/chats about RIVERS").startswith("  1  [rivers]  just now  … about rivers")
-    assert said("/open 1") == "this is now '[rivers]'\n"
-    assert [m.text for m in conversation.current.chat.messages] == ["about rivers"]
+    assert said("/open 1") == "this is now '[rivers]'\nrivers are many\n"
+    assert conversation.current.chat.messages[0].text == "about rivers"
     with pytest.raises(CommandError, match="that is the chat you are in"):
         said("/open 1")
     assert said("/delete") == "deleted '[rivers]'\n"
