@@ -33,12 +33,13 @@ class BoundKernel:
     """
 
     def __init__(self, kernel: Any, **bound: Any) -> None:
-        """kernel: decorated with triton.jit. bound: parameters, and options such as num_warps."""
+        """kernel: decorated with triton.jit. bound: parameters, of which tensors stay where they
+        are, and options such as num_warps."""
         self._kernel, self._bound = kernel, bound
         self._compiles = isinstance(kernel, JITFunction)  # and is not interpreted
         self._free = [name for name in kernel.arg_names if name not in bound]
         given = [name for name in kernel.arg_names if name in bound]
-        self._given = tuple(bound[name] for name in given)
+        self._given = tuple(_address(bound[name]) for name in given)
         self._in_order = itemgetter(*map([*self._free, *given].index, kernel.arg_names))
         self._launchers: dict[tuple[object, ...], tuple[Any, ...] | None] = {}
 
@@ -93,6 +94,13 @@ def specialisation(args: Iterable[object]) -> tuple[object, ...]:
         else:
             raise TypeError(f"{x!r}: a kernel takes tensors, numbers, None and tuples of these")
     return tuple(key)
+
+
+def _address(x: Any) -> Any:
+    """What a kernel gets of a bound argument: the addresses of tensors, found once."""
+    if isinstance(x, tuple):
+        return tuple(map(_address, x))
+    return x.data_ptr() if isinstance(x, Tensor) else x
 
 
 def _launcher(compiled: Any) -> tuple[Any, ...] | None:

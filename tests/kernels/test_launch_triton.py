@@ -168,6 +168,17 @@ def test_launches_are_direct(compiled):
 
 
 @pytest.mark.gpu
+def test_bound_tensors(monkeypatch):
+    call = Call("cuda")
+    bound = BoundKernel(_kernel, pair=call.pair, bias_ptr=call.bias, scale=0.5, **call.static)
+    for _ in range(2):
+        bound(call.grid, call.out, call.count, call.x, call.step)
+        call.check()
+        call.x += 1
+        monkeypatch.setattr(type(_kernel), "run", None)
+
+
+@pytest.mark.gpu
 def test_launches_in_a_graph(compiled):
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
