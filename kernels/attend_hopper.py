@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .quantised_kv_triton import split_queries, widen_pairs
 
@@ -263,6 +263,8 @@ def attend_tokens(
         ahead = tile + AHEAD * TILE
         if ahead < end:
             _copy_tile(ring, next_stage, kv_ptr, pages_ptr, pages, ahead, end, C)
+        elif PDL:
+            gdc_launch_dependents()  # they settle in while this program's last tiles arrive
         async_copy.commit_group()
         pages = _page_numbers(pages_ptr, ahead + TILE, end, C, COPY)
         live = lanes < end - tile

@@ -9,6 +9,8 @@ the row's own leaves before it loads K or V. A row with one split goes straight 
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +21,7 @@ from .attend_triton import attend_piece, visible_units
 from .batch import AttentionShape, DecodeBatch, LayerSpec
 from .launch_triton import BoundKernel
 from .merge_triton import MERGE_WARPS, MergeBlock, merge_states
-from .tile_config import TileConfig
+from .tile_config import TileConfig, tile_config
 from .triton_strategy import Launches, TritonStrategy
 
 
@@ -118,6 +120,11 @@ class SplitTriton(TritonStrategy):
     name = "split"
 
     def __init__(self, shape: AttentionShape, config: TileConfig | None = None) -> None:
+        if config is None:
+            config = tile_config(shape)
+            if config.gluon and shape.quantised:
+                # With fewer a fourth program would fit some multiprocessors, and leave others two.
+                config = dataclasses.replace(config, num_stages=4)
         super().__init__(shape, config)
         self._num_splits = torch.ones(1, dtype=torch.int32, device=shape.device)
         self._written = 1  # what it holds
@@ -138,16 +145,10 @@ class SplitTriton(TritonStrategy):
     def _run(
         self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, spec: LayerSpec
     ) -> None:
-        batch = self._batch
-        assert batch is not None, "plan() comes first"
         # The kernel reads num_splits and the lengths before it waits for the kernel in front of
         # it, so the first layer may not overlap what writes them.
         overlap, self._overlap = self._overlap, self.config.pdl
-        rows, table, lens = len(batch), batch.block_table, batch.seq_lens
-        bound = self._launches(spec, overlap, rows)
-        layer = q, kv_layer, spec.sinks, out
-        bound.attend(bound.attend_grid, *layer, table, table.stride(0), lens)
-        bound.merge(bound.merge_grid, out, lens)
+        self._launch(q, kv_layer, out, spec, overlap)
 
     def _bind(self, spec: LayerSpec, overlap: bool, rows: int) -> Launches:
         shape, config, compiled = self.shape, self.config, self._compiled(spec)
