@@ -40,17 +40,29 @@ class TritonStrategy(PagedStrategy):
         self._states = allocate_states(2 * self.config.num_programs, shape)
         self._bound: dict[tuple[LayerSpec, bool, int], Launches] = {}
 
-    def _launches(self, spec: LayerSpec, overlap: bool, rows: int) -> Launches:
-        """overlap: with the kernel in front. rows: of the batch."""
-        key = spec, overlap, rows
-        launches = self._bound.get(key)
-        if launches is None:
-            launches = self._bound[key] = self._bind(*key)
-        return launches
+    def _launch(
+        self,
+        q: torch.Tensor,
+        kv_layer: torch.Tensor,
+        out: torch.Tensor,
+        spec: LayerSpec,
+        overlap: bool,
+    ) -> None:
+        """overlap: with the kernel in front."""
+        batch = self._batch
+        assert batch is not None, "plan() comes first"
+        key = spec, overlap, len(batch)
+        bound = self._bound.get(key)
+        if bound is None:
+            bound = self._bound[key] = self._bind(*key)
+        table, lens = batch.block_table, batch.seq_lens
+        layer = q, kv_layer, spec.sinks, out
+        bound.attend(bound.attend_grid, *layer, table, table.stride(0), lens)
+        bound.merge(bound.merge_grid, out, lens)
 
     @abstractmethod
     def _bind(self, spec: LayerSpec, overlap: bool, rows: int) -> Launches:
-        """All but ``spec.sinks``, in which equal specs may differ."""
+        """All but ``spec.sinks``, in which equal specs may differ. rows: of the batch."""
 
     def _compiled(self, spec: LayerSpec) -> KernelShape:
         return KernelShape.of(self.shape, self.config, spec.softcap > 0)

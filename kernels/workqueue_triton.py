@@ -161,11 +161,7 @@ class WorkqueueTriton(TritonStrategy):
         planned = spec.window in self._planned
         if not planned:
             self._plan_for(batch, spec.window)
-        rows, table, lens = len(batch), batch.block_table, batch.seq_lens
-        bound = self._launches(spec, self.config.pdl and planned, rows)
-        layer = q, kv_layer, spec.sinks, out
-        bound.attend(bound.attend_grid, *layer, table, table.stride(0), lens, rows)
-        bound.merge(bound.merge_grid, out, lens)
+        self._launch(q, kv_layer, out, spec, self.config.pdl and planned)
 
     def _plan_for(self, batch: DecodeBatch, window: int) -> None:
         if window not in self._plans:
@@ -196,6 +192,7 @@ class WorkqueueTriton(TritonStrategy):
             states=self._states,
             starts_ptr=plan.starts,
             share_ptr=plan.share,
+            batch=rows,
             window=spec.window,
             scale=spec.scale,
             softcap=spec.softcap,
