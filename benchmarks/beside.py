@@ -55,6 +55,8 @@ def main() -> None:
     endless = SamplingParams(temperature=0, max_tokens=-1)
     for chat in range(batch):
         engine.submit(f"chat {chat}", [(7 * chat + 31 * i) % vocab for i in range(depth)], endless)
+    while any(seq.num_answered < 2 for seq in engine.scheduler.active()):
+        engine.step()
     tokens_until(engine, UNDISTURBED)  # makes the graphs
     alone = gaps(tokens_until(engine, UNDISTURBED))
     rows = {"undisturbed": alone}

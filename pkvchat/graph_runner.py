@@ -1,8 +1,8 @@
 """Steps as CUDA graphs: one launch where the model has hundreds.
 
 A graph serves every step of its kind: whatever changes from step to step lies in static buffers
-that it reads, and attention is planned outside it. Each graph has memory of its own, so that
-dropping it gives that back. Steps that have no graph run as they would without any.
+that it reads, and attention is planned outside it. Steps that have no graph run as they would
+without any.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pkvchat.kernels.strategy import Strategy
 from pkvchat.models.causal_lm import CausalLM
 
 from .graph_inputs import Prompt, StepInputs
+from .graph_pool import Graph, GraphPool
 from .in_flight import Sampled
-from .memory import graph_memory, human
+from .memory import human
 from .sequence import Sequence
 
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # decode rows; other numbers are padded
-SIZES = (16, 32, 64, 128, 256, 512)  # all rows of a step with a prompt
-_FREE_ROWS = 64  # of such a step, that take no longer when half of them are padding
-_IN_USE = 256  # steps since a graph's last one, within which no other takes its memory
+SIZES = (16, 32, 64, 128, 256, 512)  # all rows of a step with a prompt, padded likewise
+_IN_USE = 256  # steps, within which graphs are taken to be needed again
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,6 @@ class Kind:
     rows: int
     strategy: str
     chunk: int = 0
-
-
-@dataclass
-class _Graph:
-    """logits: what a replay computes. nbytes: what it holds. last_step: when it ran."""
-
-    replay: torch.cuda.CUDAGraph
-    logits: torch.Tensor
-    nbytes: int
-    last_step: int
 
 
 class StepGraphs:
@@ -69,16 +59,17 @@ class StepGraphs:
         prefill: reads prompts; None leaves steps with a prompt to others.
         """
         self.model, self.shape, self.kv_layers = model, shape, kv_layers
-        self.budget = graph_memory(shape.device)
+        self.pool = GraphPool(shape.device)
         self._max_pages = max_pages
         self._notify = notify
         self._prefill = prefill
         self._static_prefills: dict[int, StaticPrefill] = {}  # by size
         self._inputs: dict[tuple[int, int], StepInputs] = {}  # by decode rows and chunk
-        self._graphs: dict[Kind, _Graph] = {}
+        self._graphs: dict[Kind, Graph] = {}
         self._seen: set[Kind] = set()
         self._without: set[Kind] = set()  # there was no memory for these
         self._steps = 0
+        self._dropped = 0  # the step at which all graphs were
         # Experts for more rows are called by the host, which must know which.
         self._most_rows = FEW_ROWS if model.config.experts else SIZES[-1]
 
@@ -101,7 +92,7 @@ class StepGraphs:
     def clear(self) -> None:
         """Give all memory back; nothing is captured any more."""
         self._most_rows = 0
-        self._graphs.clear()
+        self._drop()
         self._inputs.clear()
         self._static_prefills.clear()
 
@@ -142,8 +133,8 @@ class StepGraphs:
         def forward() -> torch.Tensor:
             if graph is None:
                 return self._forward(inputs, strategy, prefill, num_rows)[:num_logits]
-            graph.replay.replay()
-            return graph.logits[:num_logits]
+            graph.replay()
+            return graph.result[:num_logits]
 
         return forward
 
@@ -157,52 +148,40 @@ class StepGraphs:
         if not num_tokens:
             return Kind(rows, name)
         size = next((size for size in SIZES if size >= rows + num_tokens), 0)
-        if not 0 < size <= self.most_rows:
-            return None
-        if size > _FREE_ROWS and 4 * (rows + num_tokens) < 3 * size:
-            return None
-        return Kind(rows, name, size - rows)
+        return Kind(rows, name, size - rows) if 0 < size <= self.most_rows else None
 
-    def _graph(self, kind: Kind, inputs: StepInputs, strategy: Strategy | None) -> _Graph | None:
+    def _graph(self, kind: Kind, inputs: StepInputs, strategy: Strategy | None) -> Graph | None:
         """None where the step has none yet, or never will. The strategy has planned for it."""
         if kind not in self._graphs and kind in self._seen - self._without:
             self._capture(kind, inputs, strategy)
         self._seen.add(kind)
-        graph = self._graphs.get(kind)
-        if graph is not None:
-            graph.last_step = self._steps
-        return graph
+        return self._graphs.get(kind)
 
     def _capture(self, kind: Kind, inputs: StepInputs, strategy: Strategy | None) -> None:
-        device = self.shape.device
-        prefill = None
+        """Where others have filled the budget, all begin anew with those that are in use now."""
+        prefill, num_rows = None, kind.rows + kind.chunk
         if kind.chunk:
             prefill = self._static_prefill(kind)
             prefill.rehearse(kind.chunk)
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()  # as a capture begins with, so that what it takes can be told
-        free, _ = torch.cuda.mem_get_info(device)
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                logits = self._forward(inputs, strategy, prefill, kind.rows + kind.chunk)
+            graph = self.pool.capture(lambda: self._forward(inputs, strategy, prefill, num_rows))
         except torch.OutOfMemoryError:
             self._go_without(kind, "there is no memory left; a smaller --kv-memory leaves more")
             return
-        nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
-        if self._make_room(nbytes):
-            self._graphs[kind] = _Graph(graph, logits, nbytes, self._steps)
+        if graph is not None:
+            self._graphs[kind] = graph
+        elif self._graphs and self._steps - self._dropped > _IN_USE:
+            self._drop()
         else:
-            self._go_without(kind, f"others fill the {human(self.budget)} that graphs may take")
+            why = f"others fill the {human(self.pool.budget)} that graphs may take"
+            self._go_without(kind, why)
+            if not self._graphs:
+                self._drop()
 
-    def _make_room(self, nbytes: int) -> bool:
-        """Drop graphs, least recently used first, until the budget has room for ``nbytes``."""
-        while sum(graph.nbytes for graph in self._graphs.values()) + nbytes > self.budget:
-            kind = min(self._graphs, key=lambda kind: self._graphs[kind].last_step, default=None)
-            if kind is None or self._steps - self._graphs[kind].last_step < _IN_USE:
-                return False
-            del self._graphs[kind]
-        return True
+    def _drop(self) -> None:
+        self._graphs.clear()
+        self.pool.reset()
+        self._dropped = self._steps
 
     def _go_without(self, kind: Kind, why: str) -> None:
         self._without.add(kind)

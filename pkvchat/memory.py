@@ -11,7 +11,7 @@ from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.kv import page_bytes
 
 CUDA_MARGIN = 256 << 20  # bytes left for what allocations waste, and for other programs
-GRAPH_PART = 50  # of a device's memory, that CUDA graphs may take
+GRAPH_PART, GRAPH_BYTES = 25, 1 << 30  # of a device's memory, and bytes, that graphs may take
 CPU_SHARE = 0.5  # of the memory that is free
 CPU_CONTEXTS = 4  # full contexts a CPU cache has room for at most, unless asked for more
 
@@ -33,7 +33,7 @@ def free_memory(device: torch.device) -> int:
 
 def graph_memory(device: torch.device) -> int:
     """Bytes that CUDA graphs may take."""
-    return usable_memory(device) // GRAPH_PART
+    return min(usable_memory(device) // GRAPH_PART, GRAPH_BYTES)
 
 
 def usable_memory(device: torch.device) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from pkvchat import graph_runner
 from pkvchat.attention_kernels import AttentionKernels
 from pkvchat.engine import Engine
 from pkvchat.in_flight import Sampled
@@ -84,15 +85,18 @@ def answers(
     *,
     graphs: bool = True,
     capture: bool = True,
+    budget: int | None = None,
     sampling: tuple[SamplingParams, ...] = (SamplingParams(temperature=0.0),),
     **options: Any,
 ) -> tuple[dict[str, list[int]], int]:
     """Tokens of chats that come, grow, fork and leave; and how many graphs there were.
 
-    capture: False runs what a graph would hold, each time anew. sampling: of the chats in turn.
-    options: of the engine, and kv_dtype.
+    capture: False runs what a graph would hold, each time anew. budget: of graphs, in bytes.
+    sampling: of the chats in turn. options: of the engine, and kv_dtype.
     """
     engine = make_engine(model, strategies, **options)
+    if budget is not None:
+        engine.runner.graphs.pool.budget = budget
     if not graphs:
         engine.runner.graphs = None
     elif not capture:
@@ -188,11 +192,22 @@ def test_two_greedy_runs_give_the_same_text():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("budget", [0, 8 << 20])
-def test_graphs_that_exceed_the_budget_are_not_kept(budget):
+def test_graphs_begin_anew_where_others_fill_the_budget(monkeypatch):
+    """Those that are in use are captured again."""
+    monkeypatch.setattr(graph_runner, "_IN_USE", 5)
+    model, strategies = make_model(torch.float32), ("split", "workqueue", "sdpa")
+    eager, _ = answers(model, strategies, graphs=False)
+    captured, count = answers(model, strategies, budget=32 << 20)
+    assert captured == eager
+    assert count < answers(model, strategies)[1]
+
+
+@pytest.mark.gpu
+def test_graphs_that_exceed_the_budget_are_not_kept():
     model = make_model(torch.float32)
     engine = make_engine(model, ("split",))
-    engine.runner.graphs.budget = budget
+    graphs = engine.runner.graphs
+    graphs.pool.budget = 0
     notices, text = [], []
     for count in (1, 2, 4, 8):
         for chat in range(count):
@@ -203,10 +218,9 @@ def test_graphs_that_exceed_the_budget_are_not_kept(budget):
             notices += [line for _, line in output.notices]
             text += [t.token_id for t in output.tokens if t.chat_id == f"{count}-0"]
     assert text == text[:30] * 4
-    assert sum(graph.nbytes for graph in engine.runner.graphs._graphs.values()) <= budget
-    if not budget:
-        assert len(notices) == len(engine.runner.graphs._without) >= 4
-        assert all("with split run without a CUDA graph" in line for line in notices)
+    assert graphs.pool.nbytes == 0
+    assert len(notices) == len(graphs._without) >= 4
+    assert all("with split run without a CUDA graph" in line for line in notices)
 
 
 @pytest.mark.gpu
@@ -350,7 +364,7 @@ def test_a_prompts_graph_without_room_is_left_out_and_nobody_is_told(
     model, kernels = loud
     engine = make_engine(model, ("split",), kernels=kernels)
     graphs = engine.runner.graphs
-    graphs.budget = 0
+    graphs.pool.budget = 0
     for chat in ("a", "b", "c"):
         engine.submit(chat, list(range(40)), SamplingParams(temperature=0.0, max_tokens=1))
         while not engine.idle:
