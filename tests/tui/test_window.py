@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from rich.color import ColorType
+from textual.widgets import OptionList
 
 from pkvchat.errors import UsageError
 from pkvchat.options import EngineOptions
@@ -48,6 +49,16 @@ async def test_every_window_size_works(open_app: OpenApp, size: tuple[int, int])
         for other in [(120, 40), (40, 10), size]:
             await window.pilot.resize_terminal(*other)
             await window.pilot.pause()
+
+
+@pytest.mark.parametrize("keys", [["/", "down"], ["ctrl+p", "c"], ["f5"]])
+async def test_lists_open_in_any_window(open_app: OpenApp, keys: list[str]) -> None:
+    for size in ((1, 1), (4, 30), (20, 14)):
+        async with open_app(size=size) as window:
+            await window.press(*keys)
+            lists = window.app.screen.query(OptionList)
+            await window.settle(lambda lists=lists: any(each.option_count for each in lists))
+            await window.pilot.pause(0.1)
 
 
 @pytest.mark.parametrize("theme", ["dark", "light", "terminal", "dracula"])
