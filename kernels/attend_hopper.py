@@ -249,7 +249,7 @@ def attend_tokens(
     pages = _page_numbers(pages_ptr, begin + AHEAD * TILE, end, C, COPY)
     for tile in range(begin, end, TILE):
         async_copy.wait_group(AHEAD - 1)
-        tl.debug_barrier()
+        tl.debug_barrier()  # Gluon's own name for it differs from version to version
         fence_async_shared()
         k_tile = ring[0].index(stage)
         if QUANTISED:
