@@ -85,6 +85,7 @@ def _copy_tile(ring, stage, kv_ptr, pages_ptr, pages, tile, end, C: gl.constexpr
     lanes = gl.arange(0, C.tile, layout=gl.SliceLayout(1, COPY))
     row = tile % C.page_size
     page = pages.to(gl.int64) * (2 * V_OFFSET) + row * C.head_dim
+    # From a number for each page to one for each row, so that rows share one register.
     page = gl.expand_dims(page, 1) + gl.full(
         [C.tile // C.unit, C.unit], 0, gl.int64, layout=page.type.layout.parent
     )
