@@ -129,7 +129,7 @@ def test_several_rows(triton_device, name, num_rows, config, dtype):
     [
         (2, 32, SkinnyConfig(rows=32, warps=1), torch.float16),
         (5, 37, SkinnyConfig(rows=16, warps=4), torch.float16),  # with a tail
-        (11, 37, SkinnyConfig(rows=16, warps=2), torch.float16),
+        (3, 70, SkinnyConfig(rows=64, warps=2), torch.float16),
         (8, 37, SkinnyConfig(rows=16, warps=2), torch.bfloat16),
     ],
     ids=str,
@@ -202,7 +202,7 @@ def test_linear_stacks_mixed_types(triton_device, monkeypatch, num_rows, with_bi
 
 @pytest.mark.parametrize("num_rows", [0, 1, 3, GEMM_LIMIT + 1])
 @pytest.mark.parametrize("types", [("Q4_K",), ("Q6_K",), ("Q4_K", "Q6_K")], ids=str)
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float16, 1e-3)])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 4e-6), (torch.float16, 1e-3)])
 def test_gated_product(triton_device, num_rows, types, dtype, limit):
     """In one kernel, by the sum over parts, or after the product."""
     raws = [random_rows(name, 26, 512, seed) for seed, name in enumerate(types)]
