@@ -159,7 +159,8 @@ def gemv_config(weight: torch.Tensor, rows: int, num_x: int) -> GemvConfig:
     else:
         config = GemvConfig(4, 1024, 4) if few else GemvConfig(2, 4096, 8)
     block = min(config.block, power_of_two(width))
-    return GemvConfig(config.rows, block, max(1, min(config.warps, block // 256)))
+    rows = max(config.rows, 4096 // power_of_two(width))  # or a program has too little to read
+    return GemvConfig(rows, block, max(1, min(config.warps, block // 256)))
 
 
 def gemv(

@@ -12,6 +12,7 @@ from .quant_dequantise_triton import dequantise_rows, lookup_rows
 from .quant_formats import Planes, pack, stack
 from .quant_gemm_triton import gemm, gemm_config
 from .quant_gemv_triton import gemv
+from .quant_skinny_triton import SKINNY_LIMIT, skinny
 
 # Rows of x up to which each way of multiplying is fastest (benchmarks/h200-quantised-matmul.md).
 GEMV_LIMIT = 2
@@ -100,6 +101,8 @@ def _multiply(
     num_rows = x.shape[0]
     if 0 < num_rows <= GEMV_LIMIT:
         gemv(planes, x, out, bias, activation=activation)
+    elif 0 < num_rows <= SKINNY_LIMIT and x.itemsize == 2:
+        skinny(planes, x, out, bias, activation)
     elif 0 < num_rows <= _most_rows(x):
         gemm(planes, x, out, bias, gemm_config(planes, num_rows), activation)
     elif num_rows:

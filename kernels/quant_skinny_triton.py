@@ -22,7 +22,6 @@ from .gemv_triton import issue_loads, own_rows
 from .launch_triton import has_dependent_launch, launch, multiprocessors
 from .quant_formats import Planes
 from .quant_tiles_triton import load_units, unit_size, weight_pairs
-from .tile_config import power_of_two
 
 
 # Alignment: see quant_gemv_triton.
@@ -46,13 +45,12 @@ def skinny_kernel(
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     RAGGED: tl.constexpr,
-    NUM_X: tl.constexpr,
     ROWS: tl.constexpr,
     WARPS: tl.constexpr,
     NATIVE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[m, n] = sum_k w[n, k] * x[m, k] (+ bias[n]) for the num_x <= NUM_X rows of x.
+    """out[m, n] = sum_k w[n, k] * x[m, k] (+ bias[n]) for the num_x <= 8 rows of x.
 
     ACTIVATION, RAGGED: see gemv_triton. NATIVE: see weight_pairs. In one step of the walk, each
     warp multiplies four units of every row.
@@ -64,8 +62,6 @@ def skinny_kernel(
     TILE: tl.constexpr = 2 * ROWS if GATED else ROWS
     STEP: tl.constexpr = 4 * WARPS  # units
     WHOLE: tl.constexpr = WIDTH // UNIT % STEP == 0
-    if PDL:
-        gdc_launch_dependents()
     # Places: 8 rows for a warp's lanes, the warps, and what is left of the tile for registers.
     place = tl.arange(0, TILE * WARPS)
     unit = (place // 8 % WARPS * 4)[None, :]
@@ -75,18 +71,18 @@ def skinny_kernel(
     units = load_units(planes, row, unit, 4, TYPE, WIDTH, WHOLE)
     if PDL:
         gdc_wait()  # x comes from the kernel in front, the matrix does not
-    # And of x: a unit for each of 4 lanes, 8 rows for the lanes, the warps, further rows.
-    place = tl.arange(0, 4 * NUM_X * WARPS)[None, :]
-    m = tl.minimum(place // 4 % 8 + place // (32 * WARPS) * 8, num_x - 1)
-    k = (place // 32 % WARPS * 4 + place % 4) * UNIT + tl.arange(0, 8)[:, None]
+    # And of x: a unit for each of 4 lanes, 8 rows for the lanes, the warps.
+    place = tl.arange(0, 32 * WARPS)[None, :]
+    m = tl.minimum(place // 4 % 8, num_x - 1)
+    k = (place // 32 * 4 + place % 4) * UNIT + tl.arange(0, 8)[:, None]
     x_ptr += m * WIDTH + k
-    acc = tl.zeros([WARPS, TILE, NUM_X], tl.float32)
+    acc = tl.zeros([WARPS, TILE, 8], tl.float32)
     for step in tl.range(0, WIDTH // UNIT, STEP, num_stages=1, loop_unroll_factor=2):
         ahead = load_units(planes, row, unit + step + STEP, 4, TYPE, WIDTH, False)
         issue_loads(step, NATIVE)
         x = _operand(x_ptr + step * UNIT, WIDTH - step * UNIT - k, UNIT, WHOLE)
-        x = tl.reshape(x, [2, 2, 2, NUM_X // 8, WARPS, 8, 4, UNIT // 8])
-        x = tl.reshape(tl.permute(x, [4, 7, 1, 6, 0, 2, 3, 5]), [WARPS, 4 * UNIT, NUM_X])
+        x = tl.reshape(x, [2, 2, 2, WARPS, 8, 4, UNIT // 8])
+        x = tl.reshape(tl.permute(x, [3, 6, 1, 5, 0, 2, 4]), [WARPS, 4 * UNIT, 8])
         w = weight_pairs(units, unit + step, TYPE, DTYPE, LOWER, NATIVE)
         w = tl.reshape(w, [4, 2, 2, TILE // 8, WARPS, 8, 2, UNIT // 8])
         w = tl.reshape(tl.permute(w, [4, 3, 5, 7, 2, 0, 1, 6]), [WARPS, TILE, 4 * UNIT])
@@ -94,16 +90,20 @@ def skinny_kernel(
             w, x = w.to(tl.float32), x.to(tl.float32)
         acc = tl.dot(w, x, acc, input_precision="ieee")
         units = ahead
+    if PDL:
+        # Not before: with the next kernel's programs among these, a layer's products took 4 us
+        # longer on an H200.
+        gdc_launch_dependents()
     result = tl.sum(acc, axis=0) * 2.0**LOWER
     if HAS_BIAS:
         row = own_rows(tl.arange(0, TILE), out_features, ROWS, RAGGED, GATED)
         result += tl.load(bias_ptr + row).to(tl.float32)[:, None]
     if GATED:
-        result = tl.permute(tl.reshape(result, [2, ROWS, NUM_X]), [1, 2, 0])
+        result = tl.permute(tl.reshape(result, [2, ROWS, 8]), [1, 2, 0])
         gates, ups = tl.split(result)
         result = gate(gates, ups, ACTIVATION)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    m = tl.arange(0, NUM_X)[None, :]
+    m = tl.arange(0, 8)[None, :]
     mask = (n < out_features) & (m < num_x)
     tl.store(out_ptr + m * out_stride + n, result.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -133,17 +133,21 @@ class SkinnyConfig:
     warps: int
 
 
-SKINNY_LIMIT = 16
+SKINNY_LIMIT = 8
 """Rows of x at most."""
 
 
 def skinny_config(planes: Planes) -> SkinnyConfig:
     """What was fastest on an H200 at Llama-3-8B's shapes (benchmarks/h200-quantised-matmul.md).
 
-    So many warps in all that each multiprocessor has two dozen, while a row has a step for each.
+    Large tiles of a matrix of many rows, as each tile reads x again; of one of few rows so many
+    warps in all that each multiprocessor has 16, while a row has a step for each.
     """
-    tiles, steps = -(-planes.rows // 16), -(-planes.in_features // (4 * planes.type.unit))
-    warps = min(16, steps, max(2, 24 * multiprocessors(planes.low.device) // tiles))
+    sms, kind = multiprocessors(planes.low.device), planes.type
+    steps = -(-planes.in_features // (4 * kind.unit))
+    if planes.rows >= 64 * sms:  # high bits take registers
+        return SkinnyConfig(rows=32 if kind.high_bits else 64, warps=min(2, steps))
+    warps = max(1, min(16, steps, 16 * sms // -(-planes.rows // 16)))
     return SkinnyConfig(rows=16, warps=1 << (warps.bit_length() - 1))
 
 
@@ -177,7 +181,6 @@ def skinny(
         HAS_BIAS=bias is not None,
         ACTIVATION=activation,
         RAGGED=rows % tile != 0,
-        NUM_X=max(8, power_of_two(num_x)),
         ROWS=tile,
         WARPS=config.warps,
         NATIVE=x.is_cuda,
