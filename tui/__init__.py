@@ -5,8 +5,8 @@ of ``link.py``; ``saver.py`` writes chats down as they change.
 What a person can ask for is in ``pkvchat/commands/`` and, where it needs a screen, in
 ``*_commands.py`` here: one table (``all_commands.py``) for keys (``keymap.py``), slashes, palette
 and help; ``app_host.py`` is the app as the shared commands see it.
-``transcript.py`` draws a chat from ``turn.py``'s lines, which ``blocks.py`` makes of Markdown as it
-streams; ``composer.py`` takes prompts, which ``token_count.py`` measures, and commands, which
+``transcript.py`` draws a chat from ``turn.py``'s lines, which ``streamed_markdown.py`` makes;
+``composer.py`` takes prompts, which ``token_count.py`` measures, and commands, which
 ``command_list.py`` lists. Around them are ``tabstrip.py``, ``sidebar.py``, ``panel.py``,
 ``status.py``.
 Text from people and models is never markup here; ``pkvchat/clean.py`` makes it safe for a terminal.

@@ -11,8 +11,8 @@ from textual.strip import Strip
 from pkvchat.chats import Message, Version
 from pkvchat.clean import one_line, visible
 
-from .blocks import StreamedMarkdown
 from .markdown import INDENT, MarkdownRenderer
+from .streamed_markdown import StreamedMarkdown
 
 _FOLD_CHARS = 6000  # of a prompt; the rest of a huge paste is there, but not drawn
 _REASONS = {

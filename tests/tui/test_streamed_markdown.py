@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pkvchat.tui.blocks import StreamedMarkdown
 from pkvchat.tui.markdown import MarkdownRenderer
 from pkvchat.tui.palette import CALM_DARK, Palette
+from pkvchat.tui.streamed_markdown import StreamedMarkdown
 
 RENDERER = MarkdownRenderer(Palette.of(CALM_DARK))
 PIECES = [
