@@ -272,12 +272,12 @@ def layer_us(gemv_rows: int, quantised: str = "", num_rows: int = 1) -> float:
 
 
 def _compile(cases: list[Case]) -> None:
-    """Runs each case once on few rows, so that its kernels are in Triton's cache."""
+    """Runs each case once, so that its kernels are in Triton's cache."""
     for case in cases:
-        planes = random_planes(case.type, 1024, case.width)
+        planes = random_planes(case.type, case.rows, case.width)
         x = torch.randn(case.num_rows, case.width, device=DEVICE).bfloat16()
         with suppress(OutOfResources):
-            case.run(planes, x, x.new_empty(case.num_rows, 1024))
+            case.run(planes, x, x.new_empty(case.num_rows, case.rows))
     torch.cuda.synchronize()
 
 
