@@ -10,6 +10,8 @@ import torch
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.kv import page_bytes
 
+from .options import EngineOptions
+
 CUDA_MARGIN = 256 << 20  # bytes left for what allocations waste, and for other programs
 GRAPH_PART, GRAPH_BYTES = 25, 1 << 30  # of a device's memory, and bytes, that graphs may take
 CPU_SHARE = 0.5  # of the memory that is free
@@ -89,23 +91,17 @@ def largest_context(
 
 
 def size_cache(
-    num_layers: int,
-    shape: AttentionShape,
-    context: int,
-    asked_context: int,
-    kv_memory: int | None,
-    workspace: int = 0,
-    context_flag: str = "-c",
+    num_layers: int, shape: AttentionShape, limit: int, options: EngineOptions, workspace: int = 0
 ) -> tuple[int, int, str]:
     """How many pages, the scratch page among them, and the context they allow.
 
-    context: the model's limit in tokens; asked_context: the user's, 0 for none; kv_memory: the
-    user's bytes, None to size from what is free; workspace: bytes that a step takes; context_flag:
-    where asked_context comes from. Returns (num_pages, context, note), the note "" or one line
-    about a context that had to be smaller. Raises ValueError where too little is left.
+    limit: tokens that the model can take. workspace: bytes that a step takes. Returns (num_pages,
+    context, note), the note "" or one line about a context that had to be smaller. Raises
+    ValueError where too little is left.
     """
+    asked, kv_memory = options.context, options.kv_memory
     per_page = page_bytes(num_layers, shape)
-    wanted = asked_context or context
+    wanted = asked or limit
     budget = kv_budget(shape.device, kv_memory, workspace)
     if kv_memory is None and shape.device.type == "cpu":
         full = -(-wanted // shape.page_size) * per_page * CPU_CONTEXTS
@@ -118,13 +114,12 @@ def size_cache(
         raise ValueError(f"{room}; one page of {shape.page_size} needs {human(2 * per_page)}")
     if fits >= wanted:
         return num_pages, wanted, ""
-    if asked_context:
-        need = (-(-asked_context // shape.page_size) + 1) * per_page
+    if asked:
+        need = (-(-asked // shape.page_size) + 1) * per_page
         more = f", or give --kv-memory {human(need)}" if need <= free_memory(shape.device) else ""
-        raise ValueError(
-            f"{room}, fewer than the {asked_context} of {context_flag}: lower {context_flag}{more}"
-        )
-    return num_pages, fits, f"{room}: the context is {fits} instead of the model's {context}"
+        flag = options.context_flag
+        raise ValueError(f"{room}, fewer than the {asked} of {flag}: lower {flag}{more}")
+    return num_pages, fits, f"{room}: the context is {fits} instead of the model's {limit}"
 
 
 def human(num_bytes: int) -> str:

@@ -168,14 +168,9 @@ def allocate_engine(
 
     chunk, workspace: see measure_workspace. Raises ValueError where too little is left.
     """
+    config = model.config
     num_pages, context, note = size_cache(
-        model.config.num_layers,
-        shape,
-        model.config.context_length,
-        options.context,
-        options.kv_memory,
-        workspace,
-        options.context_flag,
+        config.num_layers, shape, config.context_length, options, workspace
     )
     asked_by = options.context_flag if options.context else ""
     while True:

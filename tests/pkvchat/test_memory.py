@@ -5,6 +5,7 @@ import torch
 
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.memory import free_memory, human, limit_memory, size_cache
+from pkvchat.options import EngineOptions
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 8, 16, torch.float32, CPU)
@@ -12,42 +13,43 @@ PER_PAGE = 3 * 2 * 2 * 16 * 8 * 4  # 3 layers, K and V, 2 heads
 
 
 def test_an_asked_for_memory_is_used_whole() -> None:
-    assert size_cache(3, SHAPE, 160, 0, 21 * PER_PAGE + 5) == (21, 160, "")
+    assert size_cache(3, SHAPE, 160, EngineOptions(kv_memory=21 * PER_PAGE + 5)) == (21, 160, "")
 
 
 def test_a_small_memory_lowers_the_models_context_and_says_so() -> None:
-    num_pages, context, note = size_cache(3, SHAPE, 160, 0, 4 * PER_PAGE)
+    num_pages, context, note = size_cache(3, SHAPE, 160, EngineOptions(kv_memory=4 * PER_PAGE))
     assert (num_pages, context) == (4, 48)
     assert "holds 48 tokens of KV: the context is 48 instead of the model's 160" in note
 
 
 def test_an_asked_for_context_that_does_not_fit_is_refused_with_numbers() -> None:
     with pytest.raises(ValueError, match="fewer than the 100 of -c") as error:
-        size_cache(3, SHAPE, 160, 100, 4 * PER_PAGE)
+        size_cache(3, SHAPE, 160, EngineOptions(context=100, kv_memory=4 * PER_PAGE))
     assert f"--kv-memory {human(8 * PER_PAGE)}" in str(error.value)
-    assert size_cache(3, SHAPE, 160, 100, 8 * PER_PAGE)[:2] == (8, 100)
+    enough = EngineOptions(context=100, kv_memory=8 * PER_PAGE)
+    assert size_cache(3, SHAPE, 160, enough)[:2] == (8, 100)
 
 
 def test_no_memory_is_advised_that_the_machine_lacks() -> None:
     with pytest.raises(ValueError, match=r"of -c: lower -c$"):
-        size_cache(3, SHAPE, 160, 1 << 60, None)
+        size_cache(3, SHAPE, 160, EngineOptions(context=1 << 60))
 
 
 @pytest.mark.parametrize("memory", [1 << 50, 999_999_999_999_999 << 40])
 def test_more_memory_than_there_is_is_refused(memory: int) -> None:
     with pytest.raises(ValueError, match=r"--kv-memory \S+ GiB is more than the .* has left"):
-        size_cache(3, SHAPE, 160, 0, memory)
+        size_cache(3, SHAPE, 160, EngineOptions(kv_memory=memory))
 
 
 @pytest.mark.parametrize("memory", [0, 1, PER_PAGE, 2 * PER_PAGE - 1])
 def test_no_room_for_one_page_is_refused(memory: int) -> None:
     with pytest.raises(ValueError, match="one page of 16 needs 12 KiB"):
-        size_cache(3, SHAPE, 160, 0, memory)
+        size_cache(3, SHAPE, 160, EngineOptions(kv_memory=memory))
 
 
 def test_unasked_a_cpu_cache_holds_four_contexts() -> None:
-    assert size_cache(3, SHAPE, 160, 0, None) == (41, 160, "")
-    assert size_cache(3, SHAPE, 160, 32, None) == (9, 32, "")
+    assert size_cache(3, SHAPE, 160, EngineOptions()) == (41, 160, "")
+    assert size_cache(3, SHAPE, 160, EngineOptions(context=32)) == (9, 32, "")
 
 
 def test_free_memory_is_plausible() -> None:
@@ -87,9 +89,9 @@ def test_a_memory_limit_is_what_is_free() -> None:
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(left + (4 << 20), dtype=torch.uint8, device=device)
         with pytest.raises(ValueError, match="of -c: lower -c, or give --kv-memory"):
-            size_cache(32, replace(SHAPE, device=device), 1 << 20, 1 << 19, None)
+            size_cache(32, replace(SHAPE, device=device), 1 << 20, EngineOptions(context=1 << 19))
         with pytest.raises(ValueError, match="--kv-memory 4 GiB is more than the"):
-            size_cache(3, replace(SHAPE, device=device), 160, 0, 4 << 30)
+            size_cache(3, replace(SHAPE, device=device), 160, EngineOptions(kv_memory=4 << 30))
         with pytest.raises(ValueError, match=r"the device has .*; give no more than that"):
             limit_memory(device, total + 1)
     finally:
