@@ -25,23 +25,23 @@ def read_bandwidth(device: torch.device) -> float:
     return best
 
 
-def _large_tensor(device: torch.device) -> torch.Tensor:
-    """Of what others, and a limit on this process, leave of the device's memory."""
+def _cuda_bandwidth(device: torch.device) -> float:
+    """Of a tensor that is smaller where others, or a limit on this process, leave less memory."""
     size = _CUDA_BYTES
     while True:
         try:
-            return torch.empty(size // 4, dtype=torch.int32, device=device)
+            return _read_speed(device, size)
         except torch.OutOfMemoryError:
             if size <= _CUDA_LEAST_BYTES:
                 raise
         size //= 2
 
 
-def _cuda_bandwidth(device: torch.device) -> float:
+def _read_speed(device: torch.device, size: int) -> float:
     from .bandwidth_triton import read_all
 
     with torch.cuda.device(device):
-        values = _large_tensor(device).random_()
+        values = torch.empty(size // 4, dtype=torch.int32, device=device).random_()
         read_all(values)
         best = 0.0
         for _ in range(_REPEATS):
