@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .memory import graph_memory
+from .memory import graph_memory, unreserved_memory
 
 
 @dataclass
@@ -42,9 +42,9 @@ class GraphPool:
 
         Its kernels must have been loaded. Raises torch.OutOfMemoryError.
         """
-        if torch.cuda.mem_get_info(self._device)[0] < self.budget:
+        if unreserved_memory(self._device) < self.budget:
             torch.cuda.empty_cache()  # which a capture cannot do
-        free, _ = torch.cuda.mem_get_info(self._device)
+        reserved = torch.cuda.memory_reserved(self._device)
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -54,7 +54,7 @@ class GraphPool:
             finally:
                 graph.capture_end()
         current.wait_stream(self._stream)
-        grown = max(0, free - torch.cuda.mem_get_info(self._device)[0])
+        grown = torch.cuda.memory_reserved(self._device) - reserved
         self.nbytes += grown
         if grown and self.nbytes > self.budget:
             return None

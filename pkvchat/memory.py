@@ -22,8 +22,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that could be allocated on ``device`` now."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what loading a model has left behind
-        free, _ = torch.cuda.mem_get_info(device)
-        return min(free, usable_memory(device) - torch.cuda.memory_reserved(device))
+        return unreserved_memory(device)
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -31,6 +30,12 @@ def free_memory(device: torch.device) -> int:
     except OSError:
         pass  # not Linux
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def unreserved_memory(device: torch.device) -> int:
+    """Bytes of a CUDA device that this process may still take for its allocator."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(free, usable_memory(device) - torch.cuda.memory_reserved(device))
 
 
 def graph_memory(device: torch.device) -> int:

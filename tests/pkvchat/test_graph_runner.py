@@ -12,6 +12,7 @@ import torch
 from pkvchat import graph_runner
 from pkvchat.attention_kernels import AttentionKernels
 from pkvchat.engine import Engine
+from pkvchat.graph_runner import StepGraphs
 from pkvchat.in_flight import Sampled
 from pkvchat.kernels.batch import AttentionShape
 from pkvchat.kernels.linear import LinearTypes
@@ -193,13 +194,29 @@ def test_two_greedy_runs_give_the_same_text():
 
 @pytest.mark.gpu
 def test_graphs_begin_anew_where_others_fill_the_budget(monkeypatch):
-    """Those that are in use are captured again."""
+    """Those that are in use are captured again. Many logits have each graph take some memory."""
+    taken: list[int] = []
+    dropped: list[int] = []
+    capture, drop = StepGraphs._capture, StepGraphs._drop
+
+    def watched_capture(self: StepGraphs, *args: Any) -> None:
+        capture(self, *args)
+        taken.append(self.pool.nbytes)
+
+    def watched_drop(self: StepGraphs) -> None:
+        dropped.append(len(self))
+        drop(self)
+
     monkeypatch.setattr(graph_runner, "_IN_USE", 5)
-    model, strategies = make_model(torch.float32), ("split", "workqueue", "sdpa")
-    eager, _ = answers(model, strategies, graphs=False)
-    captured, count = answers(model, strategies, budget=32 << 20)
-    assert captured == eager
-    assert count < answers(model, strategies)[1]
+    monkeypatch.setattr(StepGraphs, "_capture", watched_capture)
+    monkeypatch.setattr(StepGraphs, "_drop", watched_drop)
+    model = make_model(torch.float32, replace(CONFIG, vocab_size=64_000))
+    strategies = ("split", "workqueue", "sdpa")
+    text, _ = answers(model, strategies)
+    assert not dropped
+    again, _ = answers(model, strategies, budget=max(taken) - 1)
+    assert any(dropped)
+    assert again == text
 
 
 @pytest.mark.gpu
