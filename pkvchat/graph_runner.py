@@ -175,12 +175,10 @@ class StepGraphs:
         else:
             why = f"others fill the {human(self.pool.budget)} that graphs may take"
             self._go_without(kind, why)
-            if not self._graphs:
-                self._drop()
 
     def _drop(self) -> None:
         self._graphs.clear()
-        self.pool.reset()
+        torch.cuda.empty_cache()
         self._dropped = self._steps
 
     def _go_without(self, kind: Kind, why: str) -> None:
