@@ -264,8 +264,9 @@ def attend_tokens(
         ahead = tile + AHEAD * TILE
         if ahead < end:
             _copy_tile(ring, next_stage, kv_ptr, pages_ptr, pages, ahead, end, C)
-        elif PDL:
-            gdc_launch_dependents()  # they settle in while this program's last tiles arrive
+        elif PDL:  # noqa: SIM102  # PDL is known to the compiler
+            if C.early:
+                gdc_launch_dependents()  # they settle in while this program's last tiles arrive
         async_copy.commit_group()
         pages = _page_numbers(pages_ptr, ahead + TILE, end, C, COPY)
         live = lanes < end - tile

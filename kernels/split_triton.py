@@ -151,7 +151,7 @@ class SplitTriton(TritonStrategy):
         self._launch(q, kv_layer, out, spec, overlap)
 
     def _bind(self, spec: LayerSpec, overlap: bool, rows: int) -> Launches:
-        shape, config, compiled = self.shape, self.config, self._compiled(spec)
+        shape, config, compiled = self.shape, self.config, self._compiled(spec, rows)
         attend = BoundKernel(
             _hopper_kernel if self.config.gluon else _attend_kernel,
             states=self._states,

@@ -64,8 +64,8 @@ class TritonStrategy(PagedStrategy):
     def _bind(self, spec: LayerSpec, overlap: bool, rows: int) -> Launches:
         """All but ``spec.sinks``, in which equal specs may differ. rows: of the batch."""
 
-    def _compiled(self, spec: LayerSpec) -> KernelShape:
-        return KernelShape.of(self.shape, self.config, spec.softcap > 0)
+    def _compiled(self, spec: LayerSpec, rows: int) -> KernelShape:
+        return KernelShape.of(self.shape, self.config, spec.softcap > 0, rows)
 
 
 def _why_not(shape: AttentionShape) -> str:

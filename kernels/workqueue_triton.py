@@ -185,7 +185,7 @@ class WorkqueueTriton(TritonStrategy):
         )
 
     def _bind(self, spec: LayerSpec, overlap: bool, rows: int) -> Launches:
-        shape, config, compiled = self.shape, self.config, self._compiled(spec)
+        shape, config, compiled = self.shape, self.config, self._compiled(spec, rows)
         plan, _ = self._plans[spec.window]
         attend = BoundKernel(
             _hopper_kernel if self.config.gluon else _attend_kernel,

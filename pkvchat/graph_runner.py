@@ -118,9 +118,7 @@ class StepGraphs:
             self._inputs[size] = StepInputs(*size, self._max_pages, self.shape.device)
         inputs = self._inputs[size]
         chunk = inputs.write(decodes, prompt, self.shape.page_size, former)
-        if strategy is not None and inputs.batch is not None:
-            strategy.plan(inputs.batch, num_splits)
-        graph = self._graph(kind, inputs, strategy)
+        graph = self._graph(kind, inputs, strategy, num_splits)
         prefill: PagedPrefill | None = None
         num_rows = kind.rows
         if chunk is not None:
@@ -150,10 +148,20 @@ class StepGraphs:
         size = next((size for size in SIZES if size >= rows + num_tokens), 0)
         return Kind(rows, name, size - rows) if 0 < size <= self.most_rows else None
 
-    def _graph(self, kind: Kind, inputs: StepInputs, strategy: Strategy | None) -> Graph | None:
-        """None where the step has none yet, or never will. The strategy has planned for it."""
+    def _graph(
+        self, kind: Kind, inputs: StepInputs, strategy: Strategy | None, num_splits: int
+    ) -> Graph | None:
+        """Have the strategy plan. None where the step has no graph yet, or never will."""
+
+        def plan() -> None:
+            if strategy is not None and inputs.batch is not None:
+                strategy.plan(inputs.batch, num_splits)
+
+        plan()
         if kind not in self._graphs and kind in self._seen - self._without:
             self._capture(kind, inputs, strategy)
+            if kind not in self._graphs:
+                plan()  # what a capture that failed has planned was never run
         self._seen.add(kind)
         return self._graphs.get(kind)
 

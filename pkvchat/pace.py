@@ -10,7 +10,7 @@ the best.
 from __future__ import annotations
 
 MIN_CHUNK = 16  # tokens
-SLOWER = 1.9  # the aim is 2; what a prompt's last step took is made up for when it has been read
+SLOWER = 1.8  # the aim is 2; what a prompt's last step took is made up for when it has been read
 PAUSES_S = (0.05, 0.15)  # from and to; between them, PAUSE_TOKENS undisturbed steps
 PAUSE_TOKENS = 5
 _FIRST = 64  # rows beside answers, before anything is known
