@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the policies' names are known without torch
     from .batch import AttentionShape
 
 _ALL_PAGES = 1 << 60
+_PARTS = (0.5, 0.97, 1, 2)  # of the device, that a grid of splits is to fill
 # Of the programs that fill the device, and of its bandwidth: shares measured on an H200.
 _BANDWIDTH = ((0.0, 0.0), (0.25, 0.55), (0.5, 0.85), (0.6, 0.89), (1.0, 1.0))
 _MIN_TOKENS = 64  # that the Triton kernels give a program at least; FlashInfer twice as many
@@ -126,7 +127,7 @@ def split_choices(
 ) -> list[int]:
     """The num_splits worth comparing, up to a tile a split, where it matters.
 
-    Powers of two on CPU; on CUDA those that fill the device once, half, or twice.
+    Powers of two on CPU; on CUDA those that fill the device once, nearly, half, or twice.
     """
     if shape.device.type == "cpu":
         if strategy == "sdpa":
@@ -135,7 +136,7 @@ def split_choices(
     if strategy != "split":
         return [1]
     fill = workers / (len(tiles) * shape.num_kv_heads)
-    return sorted({max(1, min(max(tiles), int(fill * part))) for part in (0.5, 1, 2)})
+    return sorted({max(1, min(max(tiles), int(fill * part))) for part in _PARTS})
 
 
 def strategy_work(
@@ -170,12 +171,12 @@ def _cpu_work(
 def _cuda_work(
     strategy: str, tiles: Sequence[int], num_splits: int, shape: AttentionShape, workers: int
 ) -> Work:
-    heads, rows = shape.num_kv_heads, len(tiles)
+    heads = shape.num_kv_heads
     if strategy == "sdpa":
         page_bytes = 2 * heads * shape.page_size * shape.head_dim * shape.kv_dtype.itemsize
         hidden = _HIDDEN_BYTES // page_bytes
         path = -(-heads // workers) * sum(max(row, hidden) for row in tiles)
-        return Work(rows, sum(tiles) * heads, path, rows, 0, rows)
+        return Work(len(tiles), sum(tiles) * heads, path, len(tiles), 0, len(tiles))
     shortest = max(1, _MIN_TOKENS // shape.page_size)
     if strategy == "split":
         pieces = [max(1, min(num_splits, row // shortest)) for row in tiles]
@@ -190,8 +191,16 @@ def _cuda_work(
     programs = heads * sum(pieces)
     longest = max([share for _, share in grid])
     merges = heads * sum([each for each in pieces if each > 1])
+    if strategy == "split" and programs > workers:  # all rows' first pieces start first
+        grid = [
+            (heads, row / each)
+            for piece in range(max(pieces))
+            for each, row in zip(pieces, tiles, strict=True)
+            if piece < each
+        ]
     read = _tiles_in_that_time(grid, workers)
-    return Work(1, read, _filling(longest, shape.page_size), -(-programs // workers), merges, 1)
+    path = _filling(longest, shape.page_size) + (programs >= workers)  # no place is left beside it
+    return Work(1, read, path, -(-programs // workers), merges, 1)
 
 
 def _tiles_in_that_time(grid: Sequence[tuple[int, float]], workers: int) -> float:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the names are known without torch
 
 _FORCED = "forced-"
 _TIE = 0.02  # a difference too small to speak of
+_RAGGED = 0.05  # of split's time, that is doubted where the longest row is twice the mean
 _HOLD_TOKENS, _HOLD_SHARE = 128, 32  # what a row may grow by before strategies are compared again
 _LARGE = 16  # rows from which on a sixteenth more or less of everything is the same batch
 
@@ -85,8 +86,8 @@ def create_policy(
 class CostPolicy:
     """The candidate, with its num_splits, that the cost model predicts to be fastest.
 
-    What whole steps of the model have shown beside that is charged to the candidates. Each
-    prediction's usual error is added to it: of two that are close, the safer one is chosen. A
+    What whole steps of the model have shown beside that is charged to the candidates. What is to
+    be doubted in a prediction is added to it: of two that are close, the safer one is chosen. A
     comparison holds while the same rows grow by a little: most steps only check that. With more
     than one candidate, trials correct the model by what steps really took.
     """
@@ -153,12 +154,28 @@ class CostPolicy:
             factor = self._trials.factor(kind, strategy)
             self._num_splits[strategy] = num_splits
             self._predicted_us[strategy] = round(us * factor, 1)
-            careful = us * (1 + self.model.costs[strategy].error)
+            careful = us * (1 + self._doubt(strategy, lengths))
             ranked.append(Ranked(strategy, careful, careful * factor))
         ranked.sort(key=lambda r: r.us)
         self._best = ranked[0].strategy
         self._why = self._reason(ranked)
         self._trials.watch(kind, ranked)
+
+    def _doubt(self, strategy: str, lengths: tuple[int, ...]) -> float:
+        """By what share of its time a strategy must be predicted to win.
+
+        The prediction's usual error, and more on CUDA: split cuts rows into as many pieces each, so
+        that ragged ones are hard to predict; and FlashInfer has to win by more than its error
+        whatever the others' are, unless steps of the model were timed.
+        """
+        errors = {name: self.model.costs[name].error for name in self.candidates}
+        doubt = errors.pop(strategy)
+        if self.model.shape.device.type == "cuda":
+            if strategy == "split":
+                doubt += _RAGGED * (max(lengths) * len(lengths) / sum(lengths) - 1)
+            if strategy == "flashinfer" and not self._surcharge.known:
+                doubt += max((errors[name] for name in errors if name != "sdpa"), default=0.0)
+        return doubt
 
     def _reason(self, ranked: Sequence[Ranked]) -> str:
         first, *others = ranked

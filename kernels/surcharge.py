@@ -51,6 +51,11 @@ class Surcharge:
             point = math.log2(each.length), _charges(each, model)
             self._points.setdefault(each.rows, []).append(point)
 
+    @property
+    def known(self) -> bool:
+        """Whether steps of the model were timed."""
+        return bool(self._points)
+
     def __call__(self, strategy: str, lengths: Sequence[int]) -> float:
         if not self._points:
             return 0.0

@@ -17,6 +17,7 @@ from pkvchat.kernels.measure_costs import Case, fit, random_batch, weigh
 from pkvchat.kernels.policy import create_policy, policy_names
 from pkvchat.kernels.records import SHIPPED
 from pkvchat.kernels.strategy import StrategyUnavailable
+from pkvchat.kernels.surcharge import StepTimes
 
 CPU = AttentionShape(9, 3, 64, 16, torch.float32, torch.device("cpu"))
 CUDA = AttentionShape(32, 8, 128, 16, torch.float16, torch.device("cuda"))
@@ -127,7 +128,8 @@ def test_splits_on_cuda_fill_the_device(tiles, workers):
 
 
 def test_one_row_has_a_split_for_each_resident_program():
-    assert split_choices("split", [4096], CUDA, 264) == [16, 33, 66]
+    """Or for nearly each, which leaves some room to the kernel behind it."""
+    assert split_choices("split", [4096], CUDA, 264) == [16, 32, 33, 66]
     assert split_choices("split", [4096] * 40, CUDA, 264) == [1]
     assert split_choices("workqueue", [4096], CUDA, 264) == [1]
 
@@ -320,3 +322,33 @@ def test_rows_that_differ_by_half_go_to_the_workqueue_on_an_h200():
         rows = random.Random(seed)
         decision = on_an_h200(tuple(rows.randint(8192, 24576) for _ in range(8)))
         assert decision.strategy == "workqueue"
+
+
+def test_flashinfer_has_to_win_by_more_than_its_error():
+    """Ours lose little where they are close; whole steps of the model know better."""
+    close = {
+        "flashinfer": StrategyCost(0, 0, 0, 0, 0, 0, eager=100, error=0.01),
+        "workqueue": StrategyCost(0, 0, 0, 0, 0, 0, eager=100.5, error=0.015),
+    }
+    calibration = Calibration(264, close)
+    by_itself = policy(shape=CUDA, available=list(close), calibration=calibration)
+    assert by_itself.choose((8000,)).strategy == "workqueue"
+    steps = [StepTimes(1, 8000, {"flashinfer": 5000.0, "workqueue": 5100.0})]
+    in_model = create_policy("adaptive", CUDA, calibration, list(close), 32, steps=steps)
+    assert in_model.choose((8000,)).strategy == "flashinfer"
+
+
+def test_split_has_to_win_by_more_where_rows_differ():
+    close = {
+        "split": StrategyCost(0, 0, 0, 0, 0, 0, eager=98),
+        "workqueue": StrategyCost(0, 0, 0, 0, 0, 0, eager=100),
+    }
+    chosen = policy(shape=CUDA, available=list(close), calibration=Calibration(264, close))
+    assert chosen.choose((9000, 9000)).strategy == "split"
+    assert chosen.choose((16000, 2000)).strategy == "workqueue"
+
+
+def test_all_rows_first_pieces_start_first():
+    """Long pieces that start last then run alone."""
+    ragged = [4000, 1000]
+    assert idle_share("split", ragged, 33) > idle_share("split", [2500, 2500], 33) + 0.05
