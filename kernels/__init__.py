@@ -13,9 +13,9 @@ strategies by name.
   strategy on decode rows and ``prefill`` or ``flashinfer_prefill`` on chunks.
 - The choice: ``policy`` over ``cost``, what attention takes by itself; ``surcharge`` adds what it
   costs the model around it, and ``trials`` correct both while chatting. Constants and dtypes come
-  from ``calibration``, kept as ``records`` (some in ``shipped``; ``prior`` scales one for a GPU that
-  cannot be measured), filled by ``measure_costs`` (with ``measure_cpu``, or ``measure_cuda`` and
-  ``graph_timing``) and ``measure_types``.
+  from ``calibration``, kept as ``records`` (some in ``shipped``; ``prior`` scales one for a GPU
+  that cannot be measured), filled by ``measure_costs`` (with ``measure_cpu``, or
+  ``measure_cuda`` and ``graph_timing``) and ``measure_types``.
 - Products: ``linear``, with ``gemv_triton`` for a row or two (``measure_products``); ``packed``
   (CPU) and ``quant_linear`` (CUDA) keep GGUF's blocks quantised, as ``quant_formats`` arranges
   them: ``quant_gemv``, ``quant_skinny`` and ``quant_gemm`` multiply one row, a few and many, over
