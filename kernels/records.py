@@ -7,10 +7,12 @@ next start. ``shipped`` has some for devices that many people have.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import platform
 import re
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +28,7 @@ Record = TypeVar("Record")
 Parse = Callable[[dict[str, Any]], Record]
 
 VERSION = 3
+_MAX_BYTES = 1 << 20  # some hundred times as large as a record is
 SHIPPED = Path(__file__).parent / "shipped"
 # the last two: whole numbers and lists that are larger than Python takes
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -146,6 +149,7 @@ class Store:
         partial = path.with_suffix(".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            partial.unlink(missing_ok=True)  # a pipe of that name would be waited for
             partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
             partial.replace(path)
         except OSError as error:
@@ -159,6 +163,11 @@ class Store:
 
 def _read(path: Path, fits: Callable[[dict[str, str]], bool]) -> dict[str, Any]:
     """Raises OSError or one of _DAMAGED where it is no record whose key ``fits``."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device might never end
+        raise OSError(errno.EINVAL, "it is no file")
+    if found.st_size > _MAX_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {_MAX_BYTES} bytes")
     record = json.loads(path.read_text(encoding="utf-8"))
     if record["version"] != VERSION or not fits(record["key"]):
         raise ValueError("made for another version or device")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -116,6 +117,26 @@ def test_a_damaged_record_is_set_aside_and_measured_again(saved, name):
     again = Store(store.directory)
     assert calibrator(again).costs(SHAPE, ["sdpa"]) == calibration
     assert not again.notes
+
+
+UNREADABLE = {
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "huge": lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_reading_would_not_end_is_measured_again(saved, name):
+    store, path = saved
+    path.unlink()
+    UNREADABLE[name](path)
+    os.mkfifo(path.with_suffix(".partial"))  # which writing would wait for
+    assert list(calibrator(store).costs(SHAPE, ["sdpa"]).costs) == ["sdpa"]
+    (note,) = store.notes
+    assert "cannot be read (it " in note
+    assert path.is_file()
+    assert not path.is_symlink()
 
 
 def test_damaged_types_are_refused():
