@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from unicodedata import category
 
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
 _C1 = dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}")
@@ -11,27 +12,48 @@ _LINE_ENDS = {0x2028: " ", 0x2029: " "}
 _BIDI = dict.fromkeys(
     [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)], "\N{MIDDLE DOT}"
 )
-# No width, no ink, and terminals disagree about them: soft hyphen, zero-width space, word joiner,
-# invisible operators, byte order mark, variation selectors, interlinear marks, tag characters.
+# No width, no ink, and terminals disagree about them: Unicode's Default_Ignorable_Code_Point but
+# for the above and the two joiners, and the other format characters (Cf) that draw nothing.
 _INVISIBLE_RANGES = (
-    (0x00AD, 0x00AD),
-    (0x180E, 0x180E),
-    (0x200B, 0x200B),
-    (0x2060, 0x2064),
-    (0xFE00, 0xFE0F),
-    (0xFEFF, 0xFEFF),
-    (0xFFF9, 0xFFFB),
-    (0xE0000, 0xE007F),
+    (0x00AD, 0x00AD),  # soft hyphen
+    (0x034F, 0x034F),  # grapheme joiner
+    (0x115F, 0x1160),  # Hangul fillers
+    (0x17B4, 0x17B5),  # Khmer inherent vowels
+    (0x180B, 0x180F),  # Mongolian variation selectors
+    (0x200B, 0x200B),  # zero-width space
+    (0x2060, 0x2065),  # word joiner, invisible operators
+    (0x206A, 0x206F),  # deprecated format characters
+    (0x3164, 0x3164),  # Hangul filler
+    (0xFE00, 0xFE0F),  # variation selectors
+    (0xFEFF, 0xFEFF),  # byte order mark
+    (0xFFA0, 0xFFA0),  # half-width Hangul filler
+    (0xFFF0, 0xFFFB),  # interlinear marks
+    (0x13430, 0x1343F),  # Egyptian hieroglyph joiners
+    (0x1BCA0, 0x1BCA3),  # shorthand format controls
+    (0x1D173, 0x1D17A),  # musical beams and phrases
+    (0xE0000, 0xE0FFF),  # tags, variation selectors supplement
 )
 _INVISIBLE = {code: "" for first, last in _INVISIBLE_RANGES for code in range(first, last + 1)}
 _TABLE: dict[int, str] = {**_PICTURES, 0x7F: "␡", **_C1, **_LINE_ENDS, **_BIDI, **_INVISIBLE}
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# A joiner between emoji makes one glyph in some terminals and several in others; between letters
-# of Persian or the Indic scripts it is spelling, and stays.
-_EMOJI_JOINER = re.compile("(?<=[\u2190-\u2bff\U0001f000-\U0001faff])\u200d")
-_MANY_MARKS = re.compile("([\u0300-\u036f\u20d0-\u20f0]{4})[\u0300-\u036f\u20d0-\u20f0]+")
+# A joiner after a letter of Arabic, the Indic scripts and their kin is spelling, and stays. A text
+# may begin with one, being a part of a stream. Elsewhere it shows nothing, or makes one glyph of
+# two emoji in some terminals and not in others.
+_JOINERS = "\u200c\u200d"
+_JOINING = (
+    "\u0600-\u109f\u1700-\u1cff\ua800-\uabff\ufb50-\ufdff\ufe70-\ufefc"
+    "\U00010a00-\U00011fff\U0001e900-\U0001e95f"
+)
+_IDLE_JOINERS = re.compile(
+    f"(?:(?<=[^{_JOINING}{_JOINERS}])|^(?![{_JOINERS}][{_JOINING}]))[{_JOINERS}]+"
+    f"|(?<=[{_JOINERS}])[{_JOINERS}]+"
+)
+# Where many marks may be stacked: no mark is a \w. Left out are symbols, which often come in rows.
+_MANY_MARKS = 4
+_NO_LETTERS = re.compile(r"[^\w\s\x00-\u02ff\u2010-\u20cf\u2100-\u2bff\u3000-\u3029]{5,}")
 _NOT_TYPED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _TAB = "    "
+_MESSAGE_ENDS = 700, 200  # characters of a message that is too long
 
 
 def visible(text: str) -> str:
@@ -47,12 +69,32 @@ def visible(text: str) -> str:
     if text.isascii():
         return text
     text = _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
-    return _MANY_MARKS.sub(r"\1", _EMOJI_JOINER.sub("", text))
+    return _IDLE_JOINERS.sub("", _NO_LETTERS.sub(_few_marks, text))
+
+
+def _few_marks(found: re.Match[str]) -> str:
+    """With no more than _MANY_MARKS marks on a character; a joiner between them is no other one."""
+    kept, marks = [], 0
+    for character in found[0]:
+        if category(character) in ("Mn", "Me"):
+            marks += 1
+        elif character not in _JOINERS:
+            marks = 0
+        if marks <= _MANY_MARKS or character in _JOINERS:
+            kept.append(character)
+    return "".join(kept)
 
 
 def one_line(text: str) -> str:
     """``visible`` text on one line, for titles and notes."""
     return " ".join(visible(text).split())
+
+
+def message(error: object) -> str:
+    """What an error says, on one line and no longer than a person reads: its start and its end."""
+    line = one_line(str(error))
+    start, end = _MESSAGE_ENDS
+    return line if len(line) <= start + end else f"{line[:start]} … {line[-end:]}"
 
 
 def typed(text: str) -> str:
