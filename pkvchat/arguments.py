@@ -8,6 +8,13 @@ from typing import Any
 
 from .settings import Rule
 
+_QUOTED = 60  # characters of a value that an error repeats
+
+
+def quoted(text: str) -> str:
+    """The value as an error repeats it, where it is long its start alone."""
+    return repr(text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…")
+
 
 def by_rule(rule: Rule) -> Callable[[str], Any]:
     """A value as ``rule`` reads it."""
@@ -16,7 +23,7 @@ def by_rule(rule: Rule) -> Callable[[str], Any]:
         try:
             return rule.parse(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
+            raise argparse.ArgumentTypeError(f"{quoted(text)} {error}") from None
 
     return parse
 

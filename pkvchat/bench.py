@@ -29,6 +29,7 @@ from pkvchat.kernels.progress import Progress
 from pkvchat.models.random_weights import num_parameters, random_model
 
 from .bench_table import PRINTERS, Row
+from .clean import one_line
 from .engine import Engine
 from .errors import ChatError, startup_errors
 from .machine import device_name, versions
@@ -255,7 +256,7 @@ class Bench:
         while not self._engine.idle:
             output = self._engine.step()
             for _, line in output.notices:
-                print(f"note: {line}", file=sys.stderr)
+                print(f"note: {one_line(line)}", file=sys.stderr)
             record = output.record
             if record is not None:
                 self.strategies[record.strategy] += 1

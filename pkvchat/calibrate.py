@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 
+from .clean import one_line
 from .errors import startup_errors
 from .options import EngineOptions
 from .progress_line import ProgressLine
@@ -18,7 +19,7 @@ def run(options: EngineOptions) -> int:
     ready, policy = started.ready, started.make_policy("adaptive")
     print(f"{ready.device}: {ready.dtype}")
     for note in ready.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {one_line(note)}", file=sys.stderr)
     for name, why in ready.strategies.items():
         if why:
             print(f"{name} cannot run here: {why}")

@@ -13,6 +13,7 @@ from pkvchat.models.errors import ModelError
 
 from . import __version__
 from .attention_bench.options import add_flags as add_attention_flags
+from .clean import message, visible
 from .errors import INTERRUPTED, ChatError, UsageError
 from .flags import (
     Parser,
@@ -53,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except (ChatError, ModelError) as error:
         if debug:
-            traceback.print_exc()
-        print(f"pkvchat: {error}", file=sys.stderr)
+            _print_traceback()
+        print(f"pkvchat: {message(error)}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
     except Exception as error:
         if is_failed_write(error):
@@ -62,14 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"pkvchat: cannot write the output: {error.strerror}", file=sys.stderr)
             return 1
         if debug:
-            traceback.print_exc()
-        what = " ".join(f"{type(error).__name__}: {error}".split())
+            _print_traceback()
+        what = f"{type(error).__name__}: {error}"
         print(
-            f"pkvchat: this is a fault of pkvchat's: {what}; "
+            f"pkvchat: this is a fault of pkvchat's: {message(what)}; "
             "please report it with what --debug prints (CONTRIBUTING.md says where)",
             file=sys.stderr,
         )
         return 1
+
+
+def _print_traceback() -> None:
+    print(visible(traceback.format_exc()), file=sys.stderr, end="")
 
 
 # --- what the arguments ask for ------------------------------------------------------------------

@@ -123,7 +123,7 @@ def size_cache(
         need = (-(-asked // shape.page_size) + 1) * per_page
         more = f", or give --kv-memory {human(need)}" if need <= free_memory(shape.device) else ""
         flag = options.context_flag
-        raise ValueError(f"{room}, fewer than the {asked} of {flag}: lower {flag}{more}")
+        raise ValueError(f"{room}, fewer than the {asked} that {flag} needs: lower {flag}{more}")
     return num_pages, fits, f"{room}: the context is {fits} instead of the model's {limit}"
 
 

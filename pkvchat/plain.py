@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .clean import one_line
+from .clean import message
 from .commands import COMMANDS as SHARED
 from .commands.command import Command, CommandError, whole
 from .commands.slash import is_command, to_prompt
@@ -48,7 +48,7 @@ def _take_lines(conversation: Conversation) -> int:
             else:
                 conversation.answer(to_prompt(line))
         except (ChatError, CommandError) as error:
-            say(f"pkvchat: {one_line(str(error))}")
+            say(f"pkvchat: {message(error)}")
             code = 1
         if conversation.left:
             break

@@ -213,7 +213,9 @@ def test_a_context_too_long_names_the_flag_that_made_it_so(tiny_shape, depth, ne
     tiny_shape()
     options = EngineOptions(device="cpu", kv_memory=1 << 20)
     tests, weights = cases([], [new], [depth]), RandomWeights("tiny", "bf16")
-    with pytest.raises(ChatError, match=rf"fewer than the 100000\d\d of {flag}: lower {flag}$"):
+    with pytest.raises(
+        ChatError, match=rf"fewer than the 100000\d\d that {flag} needs: lower {flag}$"
+    ):
         run(options, tests, [1], ["forced-sdpa"], 1, "md", weights)
 
 

@@ -51,6 +51,9 @@ def test_arguments_are_read_without_torch():
     [
         (["--nope"], "unrecognized arguments: --nope"),
         (["hello"], "invalid choice: 'hello'"),
+        (["calibrate", "-p"], "unrecognized arguments: -p (see pkvchat calibrate --help)"),
+        (["models", "--nope"], "unrecognized arguments: --nope (see pkvchat models --help)"),
+        (["models", "\x1b[31m"], "unrecognized arguments: ␛[31m (see"),
         (["-n"], "-n/--predict/--n-predict: expected one argument"),
         (["--temp", "hot"], "--temp: 'hot' must be a number of at least 0"),
         (["-n", "0"], "'0' must be a whole number of at least 1, or -1"),

@@ -23,7 +23,7 @@ def test_a_small_memory_lowers_the_models_context_and_says_so() -> None:
 
 
 def test_an_asked_for_context_that_does_not_fit_is_refused_with_numbers() -> None:
-    with pytest.raises(ValueError, match="fewer than the 100 of -c") as error:
+    with pytest.raises(ValueError, match="fewer than the 100 that -c needs") as error:
         size_cache(3, SHAPE, 160, EngineOptions(context=100, kv_memory=4 * PER_PAGE))
     assert f"--kv-memory {human(8 * PER_PAGE)}" in str(error.value)
     enough = EngineOptions(context=100, kv_memory=8 * PER_PAGE)
@@ -31,7 +31,7 @@ def test_an_asked_for_context_that_does_not_fit_is_refused_with_numbers() -> Non
 
 
 def test_no_memory_is_advised_that_the_machine_lacks() -> None:
-    with pytest.raises(ValueError, match=r"of -c: lower -c$"):
+    with pytest.raises(ValueError, match=r"that -c needs: lower -c$"):
         size_cache(3, SHAPE, 160, EngineOptions(context=1 << 60))
 
 
@@ -88,7 +88,7 @@ def test_a_memory_limit_is_what_is_free() -> None:
         assert left <= limit - held.nbytes
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(left + (4 << 20), dtype=torch.uint8, device=device)
-        with pytest.raises(ValueError, match=r"of -c: lower -c$"):
+        with pytest.raises(ValueError, match=r"that -c needs: lower -c$"):
             size_cache(32, replace(SHAPE, device=device), 1 << 20, EngineOptions(context=1 << 19))
         with pytest.raises(ValueError, match="--kv-memory 4 GiB is more than the"):
             size_cache(3, replace(SHAPE, device=device), 160, EngineOptions(kv_memory=4 << 30))
