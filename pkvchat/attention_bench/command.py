@@ -18,9 +18,10 @@ from pkvchat.kernels.calibration import Calibrator
 from pkvchat.kernels.kv import page_bytes
 from pkvchat.kernels.progress import Progress
 
+from ..clean import visible
 from ..errors import ChatError, UsageError, startup_errors
 from ..machine import device_name, versions
-from ..memory import human
+from ..memory import free_memory, human
 from ..progress_line import ProgressLine
 from ..startup import pick_device
 from .cases import Case, grid, named_cases
@@ -55,7 +56,7 @@ def run(given: Mapping[str, Any]) -> int:
             results = measure(given, progress)
     text = results.to_json() if given["output"] == "json" else markdown(results)
     if output_file is None:
-        print(text, end="")
+        print(visible(text), end="")  # a trace's name is a file's
     else:
         _write(output_file, text)
     if plot is not None:
@@ -76,7 +77,7 @@ def measure(given: Mapping[str, Any], progress: Progress) -> Results:
     """What there is when it is interrupted, with a note of it."""
     device = pick_device(given.get("device", "auto"))
     options = BenchOptions.of(device.type, given)
-    workloads, cases = _workloads(options), _cases(options, device)
+    workloads, cases = _workloads(options, device), _cases(options, device)
     if not workloads and not cases:
         most = human(_GRID_BYTES[device.type])
         raise UsageError(
@@ -114,20 +115,29 @@ def _about(options: BenchOptions, device: torch.device) -> dict[str, Any]:
 # --- what is decoded -----------------------------------------------------------------------------
 
 
-def _workloads(options: BenchOptions) -> list[Workload]:
-    """The traces that are asked for, or all of them where nothing is."""
+def _workloads(options: BenchOptions, device: torch.device) -> list[Workload]:
+    """The traces that are asked for, or all of them where nothing is.
+
+    Raises ChatError for one whose KV there is no memory for.
+    """
+    two_layers = 2 * page_bytes(1, _shape(options, options.heads, device))  # the fewest of a pool
+    max_pages = free_memory(device) // two_layers
     if options.trace_file is not None:
         each = setting(options.trace_file.stem, options.max_active or 8)
-        return [_workload(options, each, read_trace(options.trace_file), None)]
+        return [_workload(options, each, read_trace(options.trace_file), None, max_pages)]
     return [
-        _workload(options, each, make_requests(each, seed, options.page_size), seed)
+        _workload(options, each, make_requests(each, seed, options.page_size), seed, max_pages)
         for seed in options.seeds
         for each in _settings(options)
     ]
 
 
 def _workload(
-    options: BenchOptions, each: Setting, requests: Sequence[Request], seed: int | None
+    options: BenchOptions,
+    each: Setting,
+    requests: Sequence[Request],
+    seed: int | None,
+    max_pages: int,
 ) -> Workload:
     return workload(
         each.name,
@@ -137,6 +147,7 @@ def _workload(
         options.steps or each.steps,
         options.page_size,
         options.hole_fraction,
+        max_pages,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pkvchat.kernels.registry import STRATEGIES
 
-from ..arguments import by_rule, list_of
+from ..arguments import by_rule, list_of, quoted
 from ..errors import UsageError
 from ..settings import RULES, Rule, TypeRule
 from .traces import HELD_OUT_SEEDS, TRACES
@@ -133,12 +133,12 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--grid", action="store_true", help="every --batch x --length x --group, even and ragged"
     )
-    for flag, dest, text in (
-        ("--batch", "batches", "rows of the grid's batches"),
-        ("--length", "lengths", "their mean lengths"),
-        ("--group", "groups", "their query heads per KV head"),
+    for flag, dest, kind, text in (
+        ("--batch", "batches", _tuple(_UP_TO_1024), "rows of the grid's batches"),
+        ("--length", "lengths", _tuple(_COUNT), "their mean lengths"),
+        ("--group", "groups", _tuple(_COUNT), "their query heads per KV head"),
     ):
-        group.add_argument(flag, dest=dest, metavar="N,...", type=_counts, help=text)
+        group.add_argument(flag, dest=dest, metavar="N,...", type=kind, help=text)
     group.add_argument(
         "--max-active", metavar="N", type=_up_to_1024, help="requests decoded at once [the paper's]"
     )
@@ -146,7 +146,10 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
         "--seeds", metavar="N,...", type=_tuple(Rule(int, "whole numbers")), help="of the traces"
     )
     group.add_argument(
-        "--steps", metavar="N", type=_count, help="decode steps of a trace, at most [the paper's]"
+        "--steps",
+        metavar="N",
+        type=_up_to_65536,
+        help="decode steps of a trace, at most [the paper's]",
     )
     group.add_argument(
         "--hole-fraction",
@@ -233,15 +236,14 @@ def check_outputs(output_file: Path | None, plot: Path | None) -> None:
 
 _COUNT = Rule(int, "a whole number of at least 1", lambda n: n >= 1)
 _count = by_rule(_COUNT)
-_up_to_1024 = by_rule(Rule(int, "a whole number from 1 to 1024", lambda n: 1 <= n <= 1024))
+_UP_TO_1024 = Rule(int, "a whole number from 1 to 1024", lambda n: 1 <= n <= 1024)
+_up_to_1024 = by_rule(_UP_TO_1024)
+_up_to_65536 = by_rule(Rule(int, "a whole number from 1 to 65536", lambda n: 1 <= n <= 65536))
 
 
 def _tuple(rule: Rule) -> Any:
     parse = list_of(rule)
     return lambda text: tuple(parse(text))
-
-
-_counts = _tuple(_COUNT)
 
 
 def _names(known: tuple[str, ...]) -> Any:
@@ -254,11 +256,14 @@ def _named(known: Mapping[str, str]) -> Any:
 
 
 def _heads(text: str) -> tuple[int, int]:
-    queries, slash, kv = text.partition("/")
-    if slash and queries.isdecimal() and kv.isdecimal():
-        heads = int(queries), int(kv)
-        if heads[1] and heads[0] and heads[0] % heads[1] == 0:
-            return heads
+    queries, _, kv = text.partition("/")
+    try:
+        heads = _up_to_1024(queries), _up_to_1024(kv)
+    except argparse.ArgumentTypeError:
+        heads = 0, 1
+    if heads[0] and heads[0] % heads[1] == 0:
+        return heads
     raise argparse.ArgumentTypeError(
-        f"{text!r} must be two whole numbers such as 32/8, the first a multiple of the second"
+        f"{quoted(text)} must be two whole numbers such as 32/8, at most 1024 and the first a "
+        "multiple of the second"
     )

@@ -6,6 +6,7 @@ own form of the batch lies ready, too.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from pkvchat.kernels.kv import page_bytes
 from pkvchat.kernels.policy import Decision
 from pkvchat.kernels.strategy import Strategy
 
+from ..clean import one_line
+from ..errors import ChatError
 from .check import Check
 from .engines import Engine, Engines
 from .problem import KvPool, Queries, StaticBatch, decode_batch, num_cold_layers
@@ -67,13 +70,23 @@ def workload(
     max_steps: int,
     page_size: int,
     hole_fraction: float,
+    max_pages: int,
 ) -> Workload:
-    """Requests that never run within ``max_steps`` own no pages."""
+    """A request owns the pages that ``max_steps`` reach, and none if it never runs.
+
+    Raises ChatError where they are more than ``max_pages``.
+    """
     steps = schedule(requests, max_active, max_steps)
-    running = sorted({row.request for step in steps for row in step})
-    counts = [-(-(requests[i].prompt + requests[i].decode) // page_size) for i in running]
-    pages, num_pages = place_pages(counts, hole_fraction, seed or 0)
-    owned = dict(zip(running, pages, strict=True))
+    reached = {row.request: row.length for step in steps for row in step}
+    counts = {i: -(-reached[i] // page_size) for i in sorted(reached)}
+    need = math.ceil(sum(counts.values()) / (1 - hole_fraction)) + 1
+    if need > max_pages:
+        raise ChatError(
+            f"the trace {one_line(name)[:40]} needs {need} KV pages in a layer and there is memory "
+            f"for {max_pages}: lower --max-active or --steps, or take shorter prompts"
+        )
+    pages, num_pages = place_pages(list(counts.values()), hole_fraction, seed or 0)
+    owned = dict(zip(counts, pages, strict=True))
     return Workload(name, max_active, seed, requests, steps, owned, num_pages)
 
 

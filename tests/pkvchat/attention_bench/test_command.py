@@ -36,6 +36,8 @@ def bench(*args):
         (["--heads", "32"], "--heads: '32' must be two whole numbers such as 32/8"),
         (["--heads", "32/5"], "--heads: '32/5' must be two whole numbers such as 32/8"),
         (["--heads", "8/0"], "--heads: '8/0' must be"),
+        (["--heads", "9" * 5000 + "/1"], f"--heads: '{'9' * 60}…' must be two whole numbers"),
+        (["--layers", "9" * 5000], f"--layers: '{'9' * 60}…' must be a whole number"),
         (["--head-dim", "100"], "--head-dim: '100' must be one of 64, 80, 96, 128, 256"),
         (["--page-size", "8"], "--page-size: '8' must be"),
         (["--dtype", "f64"], "--dtype: 'f64' must be one of f32, f16, bf16"),
@@ -45,13 +47,15 @@ def bench(*args):
             "--kv-dtype float16 with --dtype bfloat16: a KV cache that is not quantised holds",
         ),
         (["--seeds", "a"], "--seeds: 'a' must be whole numbers"),
-        (["--steps", "0"], "--steps: '0' must be a whole number of at least 1"),
+        (["--steps", "0"], "--steps: '0' must be a whole number from 1 to 65536"),
         (["--max-active", "-1"], "--max-active: '-1' must be a whole number from 1 to 1024"),
         (["--layers", "99999999"], "--layers: '99999999' must be a whole number from 1 to 1024"),
         (["--cases", ""], "--cases: '' must be part of a batch's name, or all"),
         (["--max-active", "5000"], "--max-active: '5000' must be a whole number from 1 to 1024"),
         (["--hole-fraction", "1"], "--hole-fraction: '1' must be a number from 0 to 0.9"),
-        (["--batch", "1,,2"], "--batch: '' must be a whole number of at least 1"),
+        (["--batch", "1,,2"], "--batch: '' must be a whole number from 1 to 1024"),
+        (["--batch", "100000"], "--batch: '100000' must be a whole number from 1 to 1024"),
+        (["--length", "0"], "--length: '0' must be a whole number of at least 1"),
         (["--group", "9", "--grid", "--device", "cpu"], "--group 9: 8 query heads make no such"),
         (
             ["--grid", "--length", "9" * 12, "--device", "cpu"],
@@ -65,7 +69,7 @@ def bench(*args):
         (["--plot", "plot.jpg"], "--plot plot.jpg: only PNG is written"),
         (["-o", "csv"], "-o: invalid choice: 'csv'"),
         (["--trace", "zipf", "--trace-file", "x.csv"], "not allowed with argument"),
-        (["bucketed"], "unrecognized arguments: bucketed"),
+        (["bucketed"], "unrecognized arguments: bucketed (see pkvchat bench-attention --help)"),
     ],
 )
 def test_a_wrong_argument_is_one_line(capsys, args, said):
@@ -124,6 +128,44 @@ def test_names_of_a_cache_that_is_not_quantised(trace_file, capsys, flag, name):
     args = ["--trace-file", trace_file, *SMALL, "--device", "cpu", flag, name]
     assert bench(*args, "--engine", "sdpa", "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["about"]["shape"].startswith("float16, ")
+
+
+def test_a_trace_file_of_endless_answers_needs_what_the_steps_reach(tmp_path, capsys):
+    path = tmp_path / "long\x1b[31m.csv"
+    path.write_text("prompt_len,decode_len\n" + "1,1048576\n" * 2000)
+    args = ["--trace-file", path, *SMALL, "--device", "cpu", "--layers", 1, "--engine", "split"]
+    assert bench(*args) == 0
+    out, _ = capsys.readouterr()
+    assert "| long␛[31m B8 |" in out
+    assert "\x1b" not in out
+
+
+def test_prompts_that_no_memory_holds_are_refused_before_they_are_laid_out(tmp_path, capsys):
+    path = tmp_path / "large.csv"
+    path.write_text("prompt_len,decode_len\n" + "1048576,1\n" * 1024)
+    args = ["--trace-file", path, "--heads", "64/64", "--max-active", 1024, "--device", "cpu"]
+    assert bench(*args) == 1
+    assert "the trace large needs 67109889 KV pages in a layer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("v.csv", "\x1b]0;pwn\x07\x1b[31m,b\n1,2\n", "the columns are ␛]0;pwn␇␛[31m, b\n"),
+        ("v\x1b[31m.csv", "", "v␛[31m.csv: no column"),
+        ("v.csv", 'a,"b\nc\nd', "the columns are a, b c d\n"),
+        ("v.csv", ",".join(map(str, range(200_000))), "the columns are 0, 1, 2, "),
+    ],
+)
+def test_what_a_file_holds_neither_acts_nor_fills_the_screen(tmp_path, capsys, name, text, said):
+    path = tmp_path / name
+    path.write_text(text)
+    assert bench("--trace-file", path, "--device", "cpu") == 1
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+    assert len(err) < 1000
+    assert "\x1b" not in err
 
 
 @pytest.mark.gpu

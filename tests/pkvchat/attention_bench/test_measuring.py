@@ -26,7 +26,7 @@ REQUESTS = [Request(1600, 3, 0), Request(160, 2, 0), Request(320, 4, 1)]
 
 @pytest.fixture(scope="module")
 def work():
-    return workload("mine", REQUESTS, 2, 7, 100, page_size=16, hole_fraction=0.5)
+    return workload("mine", REQUESTS, 2, 7, 100, page_size=16, hole_fraction=0.5, max_pages=1000)
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,19 @@ def test_a_workload_owns_pages_for_all_that_it_decodes(work):
 
 
 def test_requests_that_never_run_own_no_pages():
-    short = workload("mine", REQUESTS, 1, 7, max_steps=2, page_size=16, hole_fraction=0.0)
+    short = workload("mine", REQUESTS, 1, 7, 2, page_size=16, hole_fraction=0.0, max_pages=1000)
     assert list(short.pages) == [0]
     assert len(short.steps) == 2
+
+
+def test_a_request_owns_the_pages_that_the_steps_reach():
+    endless = [Request(31, 1 << 20, 0)] * 3
+    short = workload("mine", endless, 2, 7, 2, page_size=16, hole_fraction=0.0, max_pages=7)
+    assert {i: len(pages) for i, pages in short.pages.items()} == {0: 3, 1: 3}
+    with pytest.raises(
+        ChatError, match=r"\[x\] needs 7 KV pages in a layer .* memory for 6: lower"
+    ):
+        workload("[x]", endless, 2, 7, 2, page_size=16, hole_fraction=0.0, max_pages=6)
 
 
 def test_a_trace_under_both_protocols(work, pool, roster):
