@@ -18,7 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 from pkvchat.bench import RandomWeights, start
+from pkvchat.clean import message
 from pkvchat.engine import Engine
+from pkvchat.errors import UsageError
 from pkvchat.flags import Parser, add_bench_flags
 from pkvchat.progress_line import ProgressLine
 from pkvchat.sampling import SamplingParams
@@ -43,7 +45,10 @@ def main() -> None:
     parser = Parser(description=__doc__.splitlines()[0])
     add_bench_flags(parser)
     parser.set_defaults(prompt_tokens="6000", depths="1000", repetitions="3")
-    args = parser.parse_args()
+    try:
+        args = parser.parse_args()
+    except UsageError as error:
+        sys.exit(f"{parser.prog}: {message(error)}")
     (prompt,), (depth,), (batch,) = args.prompt_tokens, args.depths, args.batches
     weights = RandomWeights(args.random_weights, args.quant) if "random_weights" in args else None
     options = Settings().with_values(vars(args)).engine

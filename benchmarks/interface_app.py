@@ -7,11 +7,11 @@ one day's use without a terminal and prints how many bytes memory has grown.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import pickle
 import random
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -179,8 +179,20 @@ async def _answer(app: ChatApp, number: int) -> None:
     app.session.apply(Finished(chat_id, "stop", 100, TOKENS_AN_ANSWER, 0.1, 100.0))
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("rate", metavar="RATE", help="tokens a second, or day")
+    args = parser.parse_args()
+    if args.rate == "day":
+        print(asyncio.run(day(args.folder)))
+        return
+    try:
+        rate = float(args.rate)
+    except ValueError:
+        parser.error(f"{args.rate!r} must be a number, or day")
+    make_app(args.folder, rate).run()
+
+
 if __name__ == "__main__":
-    if sys.argv[2] == "day":
-        print(asyncio.run(day(Path(sys.argv[1]))))
-    else:
-        make_app(Path(sys.argv[1]), float(sys.argv[2])).run()
+    main()
