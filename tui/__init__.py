@@ -7,7 +7,7 @@ What a person can ask for is in ``pkvchat/commands/`` and, where it needs a scre
 and help; ``app_host.py`` is the app as the shared commands see it.
 ``transcript.py`` draws a chat from ``turn.py``'s lines, which ``streamed_markdown.py`` makes;
 ``composer.py`` takes prompts, which ``token_count.py`` measures, and commands, which
-``command_list.py`` lists. Around them are ``tabstrip.py``, ``sidebar.py``, ``panel.py``,
+``slash_list.py`` lists. Around them are ``tabstrip.py``, ``sidebar.py``, ``panel.py``,
 ``status.py``.
 Text from people and models is never markup here; ``pkvchat/clean.py`` makes it safe for a terminal.
 """

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def stop(app: ChatApp, _: str) -> None:
     """Leave the list of commands, the transcript or the sidebar, else end this chat's answer;
     prompts that waited behind it return to the composer."""
-    if app.command_list.display:
-        app.command_list.leave(app.composer.text)
+    if app.slash_list.display:
+        app.slash_list.leave(app.composer.text)
         return
     if app.transcript.cursor is not None or app.sidebar.has_focus_within:
         app.composer.focus()

@@ -30,7 +30,6 @@ from pkvchat.store import ChatStore, store_path
 from . import view_commands
 from .all_commands import COMMANDS
 from .app_host import AppHost
-from .command_list import CommandList
 from .composer import Composer
 from .driver import Utf8Driver, trust_terminal_size
 from .frame_pace import FramePace
@@ -41,6 +40,7 @@ from .panel import Panel
 from .saver import Saver, open_store
 from .session import Session
 from .sidebar import Sidebar
+from .slash_list import SlashList
 from .status import StatusLine, describe, hints
 from .tabstrip import TabStrip
 from .token_count import TokenCount
@@ -101,8 +101,8 @@ class ChatApp(App[int]):
         )
         self.panel = Panel(self.session, palette, self.keymap, self._tabs_from_active)
         self.history = [m.text for tab in self.tabs for m in tab.chat.messages if m.role == "user"]
-        self.command_list = CommandList()
-        self.composer = Composer(self.history, self._completions, self.command_list)
+        self.slash_list = SlashList()
+        self.composer = Composer(self.history, self._completions, self.slash_list)
         self.token_count = TokenCount(self)
         self.status = StatusLine(palette)
         self._frame_due = False
@@ -125,7 +125,7 @@ class ChatApp(App[int]):
             yield self.sidebar
             yield self.transcript
             yield self.panel
-            yield self.command_list
+            yield self.slash_list
         yield self.composer
         yield self.status
 
@@ -165,7 +165,7 @@ class ChatApp(App[int]):
         self.screen_stack[0].set_class(height < _LOW, "-low")
         beside = width >= _WIDE and height >= _TALL
         self.panel.set_class(not beside, "-line")
-        self.command_list.set_class(not beside, "-wide")
+        self.slash_list.set_class(not beside, "-wide")
         self.panel.set_class(height >= _TALL, "-few")
         self.panel.set_class(height < _LOW or not self.panel_wanted, "-hidden")
         self.call_after_refresh(self.panel.update)
@@ -292,9 +292,9 @@ class ChatApp(App[int]):
             self.composer.take("")
             self.command(command.name, argument)
 
-    @on(CommandList.OptionSelected, "#commands")
+    @on(SlashList.OptionSelected, "#commands")
     def _take_command(self) -> None:
-        self.composer.take(self.command_list.line())
+        self.composer.take(self.slash_list.line())
 
     def _completions(self, text: str) -> list[str]:
         return COMMANDS.completions(self, text)

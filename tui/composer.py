@@ -13,7 +13,7 @@ from textual.widgets import TextArea
 from pkvchat.clean import typed
 from pkvchat.commands.slash import to_line
 
-from .command_list import CommandList
+from .slash_list import SlashList
 
 _NEWLINE_KEYS = ("ctrl+j", "shift+enter", "alt+enter")
 _FOLD_CHARS = 10_000  # a longer paste is held aside, so that it costs nothing to show
@@ -34,7 +34,7 @@ class Composer(TextArea):
         text: str
 
     def __init__(
-        self, history: list[str], complete: Callable[[str], list[str]], commands: CommandList
+        self, history: list[str], complete: Callable[[str], list[str]], commands: SlashList
     ) -> None:
         super().__init__(
             id="composer",

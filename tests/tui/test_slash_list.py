@@ -49,10 +49,10 @@ async def test_escape_hides_the_list_and_nothing_else(open_app: OpenApp) -> None
     async with open_app() as window:
         await window.ask("go")
         await window.press("/", "escape", "s")
-        assert not window.app.command_list.display
+        assert not window.app.slash_list.display
         assert not any(isinstance(command, Stop) for command in window.engine.sent)
         await window.press("backspace", "backspace", "/")
-        assert window.app.command_list.display, "it is another command's"
+        assert window.app.slash_list.display, "it is another command's"
         await window.press("escape", "escape")
         assert isinstance(window.engine.sent[-1], Stop)
 
@@ -60,7 +60,7 @@ async def test_escape_hides_the_list_and_nothing_else(open_app: OpenApp) -> None
 async def test_a_message_that_begins_with_a_path_is_left_alone(open_app: OpenApp) -> None:
     async with open_app("ok") as window:
         await window.press(*"/path", "down", "up")
-        assert not window.app.command_list.display
+        assert not window.app.slash_list.display
         await window.press("enter")
         assert window.app.composer.text == "/path"
         window.app.composer.take("")
@@ -68,7 +68,7 @@ async def test_a_message_that_begins_with_a_path_is_left_alone(open_app: OpenApp
         assert window.app.composer.text == "/re", "nothing was chosen"
         window.app.composer.take("")
         await window.press(*"//read", "up")
-        assert not window.app.command_list.display
+        assert not window.app.slash_list.display
         await window.press("enter")
         await window.settle(window.prompts)
         assert window.prompts() == [["/read"]]
@@ -81,14 +81,25 @@ async def test_a_prompt_with_a_slash_comes_back_as_it_was_typed(open_app: OpenAp
         for keys in (["up"], ["ctrl+u", "alt+e"]):
             await window.press(*keys)
             assert window.app.composer.text == "//etc is a folder"
-            assert not window.app.command_list.display
+            assert not window.app.slash_list.display
 
 
 async def test_the_list_goes_where_the_keys_go_elsewhere(open_app: OpenApp) -> None:
     async with open_app("ok") as window:
         await window.ask("one")
         await window.press(*"/re", "shift+tab")
-        assert not window.app.command_list.display
+        assert not window.app.slash_list.display
         await window.press("enter", "ctrl+t", "ctrl+pageup")
         assert window.app.composer.text == "/re"
-        assert not window.app.command_list.display
+        assert not window.app.slash_list.display
+
+
+async def test_the_list_is_seen_after_the_palette_was_open(open_app: OpenApp) -> None:
+    async with open_app() as window:
+        await window.press("ctrl+p")
+        await window.press("escape")
+        window.app.theme = "textual-light"  # styles everything anew, the palette's rules included
+        await window.pilot.resize_terminal(90, 30)
+        await window.press("/")
+        await window.shows("/bench                measure the engine")
+        assert window.app.slash_list.visible

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 _USAGE_CELLS = 22
 
 
-class CommandList(OptionList, can_focus=False):
-    """There while the name of a slash command is typed. The keys stay the composer's."""
+class SlashList(OptionList, can_focus=False):
+    """There while the name of a slash command is typed. The keys stay the composer's.
+
+    Not called CommandList, whose style in Textual's palette would hide it.
+    """
 
     def __init__(self) -> None:
         super().__init__(id="commands", compact=True, markup=False)
