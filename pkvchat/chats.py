@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import uuid4
 
+from .clean import one_line
 from .messages import ChatMessage
 
 NEW_CHAT = "New chat"
@@ -12,7 +13,7 @@ NEW_CHAT = "New chat"
 SENT_ROLES = ("system", "user", "assistant")
 ANSWERS = ("assistant", "summary")
 OWN_LINES = ("note", "said")
-_TITLE_LENGTH = 40
+_TITLE_LENGTH, _GIVEN_LENGTH = 40, 200  # of a title made of a prompt, and of a person's own
 _KINDS = ("fork: ", "copy: ", "edit: ", "summary: ")
 _COMPLETE = ("stop", "length", "context")
 _SUM_UP = "Sum up our conversation so far."
@@ -142,4 +143,13 @@ def title_of(text: str) -> str:
     """A tab's title from a prompt: its first line's first words."""
     line = next((line for line in text.splitlines() if line.strip()), "")
     words = " ".join(line.split())
-    return words if len(words) <= _TITLE_LENGTH else words[: _TITLE_LENGTH - 1].rstrip() + "…"
+    return _cut(words, _TITLE_LENGTH)
+
+
+def given_title(text: str) -> str:
+    """A title as a person gives it, on one line; "" where it shows nothing."""
+    return _cut(one_line(text), _GIVEN_LENGTH)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1].rstrip() + "…"

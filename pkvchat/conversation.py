@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import FrameType
 
 from . import clipboard
-from .chats import Chat, Message
+from .chats import Chat, Message, given_title
 from .clean import one_line, visible
 from .commands.command import CommandError
 from .commands.table import CommandTable
@@ -89,6 +89,7 @@ class Conversation:
 
     def _stream(self) -> str:
         chat, end, reason = self._current, "", ""
+        notes: list[str] = []  # for when the answer's last line has ended
         try:
             for event in self._events(chat.submission(self.params, self._engine.ready)):
                 match event:
@@ -96,13 +97,13 @@ class Conversation:
                         self._write(text)
                         end = text or end
                     case Notice(_, line):
-                        say(f"note: {line}")
+                        notes.append(line)
                     case Steps(records):
                         self.meter.add(records)
                     case Finished(_, reason, prompt_tokens, new_tokens, ttft_s):
                         self.meter.ttfts.append(ttft_s)
                         if reason == "context":
-                            say(f"note: context full, {prompt_tokens + new_tokens} tokens")
+                            notes.append(f"context full, {prompt_tokens + new_tokens} tokens")
                 if not isinstance(event, Notice):
                     chat.apply(event)
                 if isinstance(event, Failed):
@@ -110,6 +111,8 @@ class Conversation:
         finally:
             if end and not end.endswith("\n"):
                 self._write("\n")
+            for line in notes:
+                say(f"note: {line}")
         return reason
 
     def _events(self, submit: Submit) -> Iterator[Event]:
@@ -219,9 +222,10 @@ class Conversation:
         return str(store.path)
 
     def rename(self, title: str) -> None:
-        if not title:
-            raise CommandError("/rename needs a title")
-        self._current.chat.title = one_line(title)
+        shown = given_title(title)
+        if not shown:
+            raise CommandError("/rename needs a title that can be seen")
+        self._current.chat.title = shown
         say(f"this is now {self._current.chat.title!r}")
 
     def find(self, words: str) -> None:

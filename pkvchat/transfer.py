@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .chats import OWN_LINES, SENT_ROLES, Chat, Message, Version, title_of
+from .chats import OWN_LINES, SENT_ROLES, Chat, Message, Version, given_title, title_of
 from .errors import ChatError
 
 _FORMAT = "pkvchat-chat-1"
@@ -73,7 +73,7 @@ def import_chat(path: Path) -> Chat:
     entries = fields.get("messages")
     if not isinstance(entries, list):
         raise ChatError(f"{path} holds no list of messages")
-    chat = Chat(title=_text(fields.get("title")), system=_text(fields.get("system")))
+    chat = Chat(title=given_title(_text(fields.get("title"))), system=_text(fields.get("system")))
     for number, entry in enumerate(entries):
         message = _message(entry, ours=fields.get("format") == _FORMAT)
         if message is None:

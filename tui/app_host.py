@@ -9,8 +9,7 @@ from textual.command import CommandPalette
 from textual.widgets import Input
 
 from pkvchat import clipboard
-from pkvchat.chats import Chat, Message
-from pkvchat.clean import one_line
+from pkvchat.chats import Chat, Message, given_title
 from pkvchat.commands.command import CommandError
 from pkvchat.messages import Ready, Request
 from pkvchat.meter import Meter
@@ -100,6 +99,8 @@ class AppHost:
 
     def rename(self, title: str) -> None:
         tab = self._app.tab
+        if title and not given_title(title):
+            raise CommandError("/rename needs a title that can be seen")
         if title:
             self._set_title(tab, title)
         else:
@@ -108,7 +109,7 @@ class AppHost:
 
     def _set_title(self, tab: OpenChat, title: str | None) -> None:
         """None, or nothing in it: a person thought better of it."""
-        tab.chat.title = one_line(title or "") or tab.chat.title
+        tab.chat.title = given_title(title or "") or tab.chat.title
         self._app.saver.soon(tab)
         self._app.draw_around()
 

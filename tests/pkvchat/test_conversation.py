@@ -129,6 +129,18 @@ def test_saved_chats_are_listed_opened_renamed_and_deleted(
         said("/chats about rivers")
 
 
+def test_a_title_can_be_seen_and_has_an_end(
+    conversation: Conversation, said: Callable[[str], str]
+) -> None:
+    said("/rename mine")
+    with pytest.raises(CommandError, match="needs a title that can be seen"):
+        said("/rename \u200b\u3164")
+    assert conversation.current.chat.title == "mine"
+    said("/rename " + "long" * 250_000)
+    assert len(conversation.current.chat.title) == 200
+    said("/clear")
+
+
 @pytest.mark.parametrize("line", ["/rename", "/open", "/open 1", "/open birds", "/chats", "/save"])
 def test_what_cannot_be_done_with_no_chats_is_told(said: Callable[[str], str], line: str) -> None:
     said("/delete")  # of a chat that was never saved

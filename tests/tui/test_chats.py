@@ -91,6 +91,8 @@ async def test_tabs_take_names(open_app: OpenApp, store: ChatStore, talk: Chat) 
         await window.shows("▎1 [b]yours")
         await window.press("f2", "escape")
         assert names(window) == ["[b]yours"]
+        await window.send("/rename \u200b")
+        assert names(window) == ["[b]yours"]
     (chat,) = ChatStore(store.path).open_chats()
     assert chat.title == "[b]yours"
 
