@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_no_engine_refuses_in_one_line_and_starts_again(
             run(conversation, "/context 32")
         with pytest.raises(ChatError, match="no room for 64 tokens"):
             run(conversation, "/regen")
-    for line in ("/policy adaptive", "/bench 8 2"):
+    for line in ("/policy adaptive", "/bench"):
         with pytest.raises((ChatError, CommandError), match="engine"):
             run(conversation, line)
     with pytest.raises(ChatError, match="no engine runs: /regen starts it again"):
@@ -146,3 +147,13 @@ def test_what_cannot_be_done_with_no_chats_is_told(said: Callable[[str], str], l
     said("/delete")  # of a chat that was never saved
     with pytest.raises(CommandError):
         said(line)
+
+
+def test_a_note_does_not_break_into_the_answer(
+    conversation: Conversation, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(conversation, "/clear")
+    monkeypatch.setattr(sys, "stderr", sys.stdout)
+    conversation.answer("Count to a hundred.")
+    _, *ends = capsys.readouterr().out.rpartition("\nnote: context full")
+    assert ends == ["\nnote: context full", ", 64 tokens\n"]
