@@ -122,7 +122,14 @@ class AppHost:
             search.call_after_refresh(lambda: setattr(search.query_one(Input), "value", words))
 
     def delete(self) -> None:
+        """After a yes: no chat that was deleted comes back."""
         tab = self._app.tab
+        question = AskLine(f"Delete {tab.chat.name} for good? Type yes", "")
+        self._app.push_screen(question, partial(self._delete, tab))
+
+    def _delete(self, tab: OpenChat, answer: str | None) -> None:
+        if (answer or "").strip().lower() not in ("y", "yes"):
+            return
         self._app.remove_tab(tab)
         self._app.saver.delete(tab.chat)
         self._app.notify(f"Deleted {tab.chat.name}.", markup=False, timeout=3)

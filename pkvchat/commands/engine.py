@@ -31,12 +31,15 @@ def policies(host: Host) -> list[str]:
 
 
 def policy(host: Host, name: str) -> None:
-    """Set the policy by name, or take the next one."""
-    names = policies(host)
+    """Set the policy by name; without one, say which it is and which there are."""
     if not name:
-        now = host.policy
-        name = names[(names.index(now) + 1) % len(names)] if now in names else names[0]
-    host.send(SetPolicy(name))  # the engine says what is wrong with a name
+        return host.say(f"policy: {host.policy}; there are {', '.join(policies(host))}")
+    return host.send(SetPolicy(name))  # the engine says what is wrong with a name
+
+
+def next_policy(host: Host, _: str) -> None:
+    names, now = policies(host), host.policy
+    host.send(SetPolicy(names[(names.index(now) + 1) % len(names)] if now in names else names[0]))
 
 
 def _policy_names(host: Host, start: str) -> list[str]:
@@ -143,7 +146,8 @@ def bench(host: Host, _: str) -> None:
 
 
 COMMANDS: tuple[Command[Host], ...] = (
-    Command("policy", "choose the policy", policy, "f8", "policy", "NAME", _policy_names),
+    Command("policy", "take the next policy", next_policy, "f8"),
+    Command("set_policy", "see or set the policy", policy, "", "policy", "NAME", _policy_names),
     Command("model", "go on with another model", model, "", "model", "NAME", _model_names),
     Command(
         "set",

@@ -23,7 +23,7 @@ class CommandTable(Generic[H]):
     def find(self, line: str) -> tuple[Command[H], str]:
         """The command that ``line``, which begins with a slash, asks for, and its argument.
 
-        Raises CommandError where there is none.
+        Raises CommandError where there is none, or one that takes no argument was given one.
         """
         name, _, argument = line[1:].partition(" ")
         command = self.by_slash.get(name.strip())
@@ -32,6 +32,8 @@ class CommandTable(Generic[H]):
                 f"There is no /{one_line(name)[:40]}; {self._like(name.strip())}{self._elsewhere}. "
                 "Begin with // to send it."
             )
+        if argument.strip() and not command.argument:
+            raise CommandError(f"/{command.slash} takes nothing after its name; nothing was done")
         return command, argument.strip()
 
     def _like(self, name: str) -> str:

@@ -157,7 +157,11 @@ async def test_a_fresh_chat_in_place_keeps_the_old_one_saved(
         assert window.app.active == 0
         await window.press("alt+t")
         assert window.chat.id == talk.id
-        await window.send("/delete")
+        for answer, left in (("enter", 1), ("escape", 1), ("y", 0)):
+            await window.send("/delete")
+            await window.shows("for good? Type yes")
+            await window.press(answer, *(["enter"] if answer == "y" else []))
+            assert len(store.find("one")) == left
         await window.send("/fork")  # of an empty chat: said, not done
         assert names(window) == ["New chat", "New chat"]
         assert store.find("one") == []

@@ -89,6 +89,14 @@ async def test_the_policy_is_changed_by_a_key(open_app: OpenApp) -> None:
         assert window.engine.sent[-1] == SetPolicy("forced-split")
 
 
+async def test_the_policy_is_said_and_left_alone_without_a_name(open_app: OpenApp) -> None:
+    async with open_app(size=(120, 40)) as window:
+        sent = len(window.engine.sent)
+        await window.send("/policy")
+        await window.shows("policy: adaptive; there are adaptive, forced-")
+        assert len(window.engine.sent) == sent
+
+
 async def test_without_colour_letters_tell_strategies_apart(
     open_app: OpenApp, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:

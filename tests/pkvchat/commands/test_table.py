@@ -19,7 +19,7 @@ def nothing(host: None, argument: str) -> None: ...
 
 TABLE: CommandTable[None] = CommandTable(
     [
-        Command("read", "", nothing, slash="read", complete=paths),
+        Command("read", "", nothing, slash="read", argument="FILE", complete=paths),
         Command("regen", "", nothing, slash="regen"),
         Command("show", "", nothing, slash="show", complete=one_of(("info", "system"))),
         Command("no_slash", "", nothing, "f1"),
@@ -31,6 +31,12 @@ TABLE: CommandTable[None] = CommandTable(
 def test_a_line_is_a_command_and_its_argument() -> None:
     command, argument = TABLE.find("/read  a file ")
     assert (command.name, argument) == ("read", "a file")
+
+
+@pytest.mark.parametrize("line", ["/delete other chat", "/bye bye", "/duplicate 2"])
+def test_an_argument_that_means_nothing_is_refused(line: str) -> None:
+    with pytest.raises(CommandError, match=f"^{line.split()[0]} takes nothing after its name"):
+        CommandTable(COMMANDS).find(line)
 
 
 @given(st.text(max_size=60))
