@@ -133,6 +133,7 @@ def add_bench_flags(parser: Parser) -> None:
     parser.add_argument(
         "--policy",
         dest="policies",
+        action="extend",
         metavar="NAME",
         type=lambda text: text.split(","),
         help="adaptive, forced-STRATEGY, or a list, whose runs take turns [adaptive]",
@@ -155,10 +156,11 @@ def add_compare_flags(parser: Parser) -> None:
     parser.add_argument(
         "--policy",
         dest="policies",
-        action="append",
+        action="extend",
         required=True,
         metavar="NAME",
-        help="adaptive, or forced-STRATEGY; give it twice or more",
+        type=lambda text: text.split(","),
+        help="adaptive, or forced-STRATEGY; a list, or give it twice or more",
     )
     parser.add_argument(
         "-f",

@@ -21,7 +21,7 @@ class EngineOptions:
     kv_memory: bytes for the KV cache; None sizes it from what is free.
     memory_limit: bytes of a GPU that may be used in all; None is all that is free.
     cache_type_k, cache_type_v: of the KV cache, a name in CACHE_TYPES, the same for both; "auto" is
-        the type that the device is fast in.
+        the other's, and where both are auto the type that the device is fast in.
     threads: CPU threads; 0 leaves torch's choice.
     steps_path: where to write one JSON line per decode step.
     """
@@ -44,6 +44,8 @@ class EngineOptions:
     def cache_type(self) -> str:
         """Of K and V. Raises ValueError where they differ."""
         k, v = self.cache_type_k, self.cache_type_v
+        if "auto" in (k, v):
+            return v if k == "auto" else k
         if k != v:
             raise ValueError(
                 f"-ctk {k} and -ctv {v}: K and V share their pages; give both the same type"

@@ -58,10 +58,16 @@ def test_k_and_v_are_of_one_type():
         check_options(EngineOptions(cache_type_k="q4_0", cache_type_v="q4_0"))
 
 
+def test_one_that_is_left_to_itself_follows_the_other():
+    assert EngineOptions(cache_type_k="q8_0").cache_type == "q8_0"
+    assert EngineOptions(cache_type_v="q8_0").cache_type == "q8_0"
+    assert EngineOptions().cache_type == "auto"
+
+
 def test_flags(run_cli):
-    done = run_cli("-ctk", "q8_0", "-p", "Hello")
+    done = run_cli("-ctk", "q8_0", "-ctv", "f16", "-p", "Hello")
     assert done.returncode == 2
-    assert "-ctk q8_0 and -ctv auto" in done.stderr
+    assert "-ctk q8_0 and -ctv f16" in done.stderr
     done = run_cli("-ctk", "q4_0", "-p", "Hello")
     assert done.returncode == 2
     assert "one of auto, f32, f16, bf16, fp8, q8_0" in done.stderr

@@ -77,6 +77,8 @@ def test_arguments_are_read_without_torch():
         (["bench", "-o", "xml"], "-o: invalid choice: 'xml'"),
         (["compare", "--policy", "adaptive", "-f", "x"], "compare needs two policies"),
         (["compare", "--policy", "adaptive", "--policy", "fastest", "-f", "x"], "'fastest'"),
+        (["compare", "--policy", "adaptive,fastest", "-f", "x"], "'fastest'"),
+        (["bench", "--policy", "fastest", "--policy", "adaptive"], "'fastest'"),
     ],
 )
 def test_a_wrong_argument_is_one_line_and_exit_2(run_cli, args, said):
