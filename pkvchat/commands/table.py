@@ -11,6 +11,8 @@ from .command import Command, CommandError
 
 H = TypeVar("H")
 
+_ALSO_KNOWN = {"quit": "bye", "exit": "bye"}  # what people type for a command that is called else
+
 
 class CommandTable(Generic[H]):
     """by_name and by_slash: the commands, in their order. elsewhere: who has others."""
@@ -26,6 +28,7 @@ class CommandTable(Generic[H]):
         Raises CommandError where there is none, or one that takes no argument was given one.
         """
         name, _, argument = line[1:].partition(" ")
+        name = _ALSO_KNOWN.get(name.strip(), name)
         command = self.by_slash.get(name.strip())
         if command is None:
             raise CommandError(

@@ -39,6 +39,12 @@ def test_an_argument_that_means_nothing_is_refused(line: str) -> None:
         CommandTable(COMMANDS).find(line)
 
 
+@pytest.mark.parametrize("line", ["/quit", "/exit", "/bye"])
+def test_quitting_goes_by_the_names_that_others_give_it(line: str) -> None:
+    command, argument = CommandTable(COMMANDS).find(line)
+    assert (command.name, argument) == ("quit", "")
+
+
 @given(st.text(max_size=60))
 def test_anything_else_is_refused_in_one_line(line: str) -> None:
     with pytest.raises(CommandError, match="There is no /") as error:
