@@ -53,6 +53,11 @@ MIGRATIONS = (
     "ALTER TABLE chats ADD COLUMN in_view INTEGER NOT NULL DEFAULT 0",
 )
 _VERSION = "text, reason, new_tokens, ttft_s, tokens_per_s, model"  # Version's fields, in order
+# SQLite holds any value in any column; what others have written there becomes what it should be.
+_READ_VERSION = (
+    "CAST(text AS TEXT), CAST(reason AS TEXT), CAST(new_tokens AS INTEGER), CAST(ttft_s AS REAL), "
+    "CAST(tokens_per_s AS REAL), CAST(model AS TEXT)"
+)
 # sqlite3 raises the second where its message quotes a schema that is damaged
 _SQLITE = (sqlite3.Error, UnicodeDecodeError)
 _SNIPPET = 60  # characters of a search hit's surroundings
@@ -76,6 +81,7 @@ class Found:
 
 
 def _ago(seconds: float) -> str:
+    seconds = min(seconds, 1e9)  # infinite where the file is damaged
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{int(seconds // length)} {unit} ago"
@@ -158,7 +164,13 @@ class ChatStore:
         rows = {m.id: _signature(m, place) for place, m in enumerate(chat.messages)}
         changed = [(i, m) for i, m in enumerate(chat.messages) if saved.get(m.id) != rows[m.id]]
         gone = saved.keys() - rows.keys()
-        self._transaction(lambda: self._write(chat, tab, changed, gone))
+
+        def write() -> None:
+            # Another pkvchat may have deleted what this one has saved.
+            missing = saved and not self._rows("SELECT 1 FROM chats WHERE id = ?", chat.id)
+            self._write(chat, tab, list(enumerate(chat.messages)) if missing else changed, gone)
+
+        self._transaction(write)
         self._saved[chat.id] = rows
 
     def _write(
@@ -232,14 +244,19 @@ class ChatStore:
 
         Raises ChatError if there is none, or the file cannot be read.
         """
-        rows = self._rows("SELECT title, system, draft FROM chats WHERE id = ?", chat_id)
+        rows = self._rows(
+            "SELECT CAST(title AS TEXT), CAST(system AS TEXT), CAST(draft AS TEXT) "
+            "FROM chats WHERE id = ?",
+            chat_id,
+        )
         if not rows:
             raise ChatError(f"that chat is no longer in {self.path}: it was deleted meanwhile")
         ((title, system, draft),) = rows
         messages = [
             self._message(id, role, chosen, bool(queued))
             for id, role, chosen, queued in self._rows(
-                "SELECT id, role, chosen, queued FROM messages WHERE chat_id = ? ORDER BY place",
+                "SELECT id, CAST(role AS TEXT), CAST(chosen AS INTEGER), queued "
+                "FROM messages WHERE chat_id = ? ORDER BY place",
                 chat_id,
             )
         ]
@@ -253,10 +270,11 @@ class ChatStore:
     def _message(self, id: str, role: str, chosen: int, queued: bool) -> Message:
         """A file that lost some rows may lack the version that was chosen, or all of them."""
         rows = self._rows(
-            f"SELECT {_VERSION} FROM versions WHERE message_id = ? ORDER BY number", id
+            f"SELECT {_READ_VERSION} FROM versions WHERE message_id = ? ORDER BY number", id
         )
         versions = [Version(*row) for row in rows] or [Version()]
-        return Message(role, versions, min(chosen, len(versions) - 1), queued, id)
+        chosen = max(0, min(chosen, len(versions) - 1))
+        return Message(role, versions, chosen, queued, id)
 
     def find(self, words: str, limit: int = 200) -> list[Found]:
         """Saved chats that hold ``words`` in title or text, the newest first; "" finds all.
@@ -265,12 +283,13 @@ class ChatStore:
         """
         with self._reading(), closing(_connect(self.path)) as db:
             rows = db.execute(
-                "SELECT c.id, c.title, c.updated, c.tab IS NOT NULL, ("
-                "  SELECT v.text FROM messages m JOIN versions v ON v.message_id = m.id"
-                "  WHERE m.chat_id = c.id AND instr(lower(v.text), lower(?1)) LIMIT 1) AS hit "
-                "FROM chats c WHERE hit IS NOT NULL OR instr(lower(c.title), lower(?1)) "
+                "SELECT c.id, CAST(c.title AS TEXT), CAST(c.updated AS REAL), c.tab IS NOT NULL, ("
+                "  SELECT CAST(v.text AS TEXT)"
+                "  FROM messages m JOIN versions v ON v.message_id = m.id"
+                "  WHERE m.chat_id = c.id AND instr(casefold(v.text), ?1) LIMIT 1) AS hit "
+                "FROM chats c WHERE hit IS NOT NULL OR instr(casefold(c.title), ?1) "
                 "ORDER BY c.updated DESC LIMIT ?2",
-                (_utf8(words), limit),
+                (_utf8(words).casefold(), limit),
             ).fetchall()
         return [
             Found(id, title, updated, bool(is_open), _snippet(hit or "", words))
@@ -295,6 +314,7 @@ class ChatStore:
 def _connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, timeout=5)
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one bad byte costs one byte
+    db.create_function("casefold", 1, lambda text: str(text).casefold(), deterministic=True)
     return db
 
 

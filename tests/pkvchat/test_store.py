@@ -159,6 +159,49 @@ def test_bytes_that_rot_inside_the_file(path: Path) -> None:
             read()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE messages SET chosen = -5",
+        "UPDATE messages SET chosen = 'x'",
+        "UPDATE messages SET role = x'00ff'",
+        "UPDATE chats SET updated = 'abc'",
+        "UPDATE chats SET updated = -9e999",
+        "UPDATE chats SET title = x'00ff', system = 7, draft = 1.5",
+        "UPDATE versions SET text = x'0001', reason = 3, new_tokens = 'n', ttft_s = 't', model = 1",
+    ],
+)
+def test_values_of_other_types_and_ranges_still_open(path: Path, damage: str) -> None:
+    store, chat = ChatStore(path), a_chat()
+    store.save(chat, tab=0)
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.execute(damage)
+    store = ChatStore(path)
+    (found,) = store.find("")
+    assert found.line
+    (again,) = store.open_chats()
+    assert [m.text for m in again.messages] == [str(m.version.text) for m in again.messages]
+    store.save(again, tab=0)
+
+
+def test_a_chat_that_others_deleted_is_written_whole(path: Path) -> None:
+    mine, other, chat = ChatStore(path), ChatStore(path), a_chat()
+    mine.save(chat, tab=0)
+    other.delete(chat.id)
+    chat.add("user", "and at night?")
+    mine.save(chat, tab=0)
+    assert content(other.load(chat.id)) == content(chat)
+
+
+def test_search_ignores_case_in_any_alphabet(path: Path) -> None:
+    store, chat = ChatStore(path), Chat()
+    chat.add("user", "Hello Über Straße")
+    store.save(chat, tab=None)
+    for words in ("über", "STRASSE", "hello"):
+        assert [found.id for found in store.find(words)] == [chat.id]
+
+
 def test_a_file_that_lost_versions_still_opens(path: Path) -> None:
     store, chat = ChatStore(path), a_chat()
     store.save(chat, 0)
