@@ -165,13 +165,13 @@ class WorkqueueTriton(TritonStrategy):
 
     def _plan_for(self, batch: DecodeBatch, window: int) -> None:
         if window not in self._plans:
-            self._plans[window] = self._bind_plan(window)
+            self._plans[window] = self.planner(window)
         _, fill = self._plans[window]
         fill(batch.seq_lens)
         self._planned.add(window)
 
-    def _bind_plan(self, window: int) -> tuple[Plan, Callable[[torch.Tensor], None]]:
-        """And what fills it."""
+    def planner(self, window: int) -> tuple[Plan, Callable[[torch.Tensor], None]]:
+        """A plan of its own, and what fills it for seq_lens [B] int32."""
         config = self.config
         plan = Plan.allocate(config.num_programs, self.shape.device)
         return plan, share_planner(

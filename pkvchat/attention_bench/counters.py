@@ -62,29 +62,19 @@ def cuda_segments(
     """
     if strategy.name not in ("split", "workqueue"):
         return None
-    from pkvchat.kernels.planner_triton import Plan, share_planner
     from pkvchat.kernels.split_triton import SplitTriton
     from pkvchat.kernels.workqueue_triton import WorkqueueTriton
 
     assert isinstance(strategy, SplitTriton | WorkqueueTriton)
     config, heads = strategy.config, shape.num_kv_heads
     units = [-(-length // config.unit) for length in batch.lengths]
-    shortest = max(1, config.min_share // config.unit)
     if isinstance(strategy, SplitTriton):
+        shortest = max(1, config.min_share // config.unit)
         widest = strategy.max_splits(len(batch))
         splits = [max(1, min(num_splits, widest, each // shortest)) for each in units]
         pieces = [each for each in splits for _ in range(heads)]
         return pieces, widest * len(splits) * heads, sum(pieces)
-    plan = Plan.allocate(config.num_programs, batch.seq_lens.device)
-    fill = share_planner(
-        plan,
-        0,
-        num_kv_heads=heads,
-        unit=config.unit,
-        overhead=max(1, config.overhead // config.unit),
-        min_share=shortest,
-        padding=config.padding,
-    )
+    plan, fill = strategy.planner(window=0)
     fill(batch.seq_lens)
     share, overhead, step = plan.share.tolist()
     pieces = []
