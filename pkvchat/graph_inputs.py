@@ -64,10 +64,8 @@ class StepInputs:
         lengths = [0] * self.rows
         for row, seq in enumerate(decodes):
             position = seq.num_cached
-            page, offset = divmod(position, page_size)
-            slot = seq.pages[page] * page_size + offset
             token = 0 if seq.num_pending else seq.tokens[position]
-            host[:3, row] = token, position, slot
+            host[:3, row] = token, position, seq.slot(position, page_size)
             lengths[row] = seq.num_tokens
         if prompt is not None:
             host[3] = np.arange(host.shape[1])
@@ -90,10 +88,8 @@ class StepInputs:
     def _write_chunk(self, seq: Sequence, count: int, page_size: int) -> int:
         """Returns the row of the last token."""
         start, end = seq.num_cached, seq.num_cached + count
-        positions = np.arange(start, end)
-        first = start // page_size
-        pages = np.array(seq.pages[first : -(-end // page_size)])
-        slots = pages[positions // page_size - first] * page_size + positions % page_size
+        positions = range(start, end)
+        slots = [seq.slot(i, page_size) for i in positions]
         chunk = self._host[:3, self.rows : self.rows + self.chunk]
         chunk[:, count:] = 0
         chunk[:, :count] = seq.tokens[start:end], positions, slots

@@ -106,7 +106,7 @@ class ModelRunner:
             start, end = seq.num_cached, seq.num_cached + count
             tokens += seq.tokens[start:end] or [0]  # one that is pending is filled in below
             positions += range(start, end)
-            slots += self._slots(seq, start, end)
+            slots += [seq.slot(i, self.shape.page_size) for i in range(start, end)]
             if end == seq.num_tokens:
                 logit_rows.append(len(tokens) - 1)
                 sampled.append(seq)
@@ -169,10 +169,6 @@ class ModelRunner:
         end = seq.num_cached + count
         num_pages = -(-end // self.shape.page_size)
         return PrefillChunk(self._upload(seq.pages[:num_pages], torch.int32), end, count)
-
-    def _slots(self, seq: Sequence, start: int, end: int) -> list[int]:
-        size = self.shape.page_size
-        return [seq.pages[i // size] * size + i % size for i in range(start, end)]
 
     def _strategy(self, name: str) -> Strategy:
         return self._kernels.strategy(name, self.shape)

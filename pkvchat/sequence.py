@@ -59,6 +59,11 @@ class Sequence:
         """The answer has all the tokens it may have, the last of them perhaps pending."""
         return self.answer is not None and self.num_tokens >= self.answer.max_tokens
 
+    def slot(self, position: int, page_size: int) -> int:
+        """Where the KV of the token at ``position`` lies in the cache."""
+        page, offset = divmod(position, page_size)
+        return self.pages[page] * page_size + offset
+
 
 def common_prefix(a: list[int], b: list[int]) -> int:
     """Length of the longest common prefix."""
