@@ -112,16 +112,9 @@ def widen(words, dtype: tl.constexpr):
     return tl.reshape(tl.permute(values, (0, 2, 1, 3)), (words.shape[0], 4 * words.shape[1]))
 
 
-@triton.jit
-def widen_pairs(pairs, dtype: tl.constexpr):
-    """pairs: int16, each of two values of dtype. Returns the lower and the higher ones in float16.
-
-    Two pairs side by side in a register, as the matrix units take them, make two of each.
-    """
-    if dtype == tl.int8:
-        # See widen.
-        lower, higher = tl.inline_asm_elementwise(
-            """{
+# Of two pairs $2, the lower values $0 and the higher ones $1; see widen.
+_WIDEN_INT8 = tl.constexpr(
+    """{
             .reg .b32 bytes, bias;
             xor.b32 bytes, $2, 0x80808080;
             mov.b32 bias, 0x64806480;
@@ -129,29 +122,34 @@ def widen_pairs(pairs, dtype: tl.constexpr):
             prmt.b32 $1, bytes, 0x64646464, 0x5351;
             sub.f16x2 $0, $0, bias;
             sub.f16x2 $1, $1, bias;
-            }""",
-            "=&r,=&r,r",
-            [pairs],
-            dtype=(tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        lower, higher = tl.inline_asm_elementwise(
-            """{
+            }"""
+)
+_WIDEN_FP8 = tl.constexpr(
+    """{
             .reg .b16 first, second;
             .reg .b32 sorted;
             prmt.b32 sorted, $2, 0, 0x3120;
             mov.b32 {first, second}, sorted;
             cvt.rn.f16x2.e4m3x2 $0, first;
             cvt.rn.f16x2.e4m3x2 $1, second;
-            }""",
-            "=&r,=&r,r",
-            [pairs],
-            dtype=(tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
+            }"""
+)
+
+
+@triton.jit
+def widen_pairs(pairs, dtype: tl.constexpr):
+    """pairs: int16, each of two values of dtype. Returns the lower and the higher ones in float16.
+
+    Two pairs side by side in a register, as the matrix units take them, make two of each.
+    """
+    lower, higher = tl.inline_asm_elementwise(
+        _WIDEN_INT8 if dtype == tl.int8 else _WIDEN_FP8,
+        "=&r,=&r,r",
+        [pairs],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
     return lower, higher
 
 
