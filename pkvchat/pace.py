@@ -20,7 +20,7 @@ _VALID = 500  # steps with a prompt, for which a size's time holds: then it is t
 _REFRESH = 8  # steps beside answers, after which one without a prompt tells how long those take
 
 
-class StepTimes:
+class SizeTimes:
     """Seconds that a step of each size took the last time."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class PrefillPace:
         """max_chunk: prompt tokens that a step has memory for."""
         self.max_chunk = max_chunk
         self._decode_s = 0.0  # a step without a prompt
-        self._beside, self._alone = StepTimes(), StepTimes()
+        self._beside, self._alone = SizeTimes(), SizeTimes()
         self._owed_s = 0.0  # how much longer than SLOWER times as long answers have waited
         self._granted = _REFRESH  # steps beside answers since one without a prompt
 
