@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
@@ -53,9 +54,8 @@ def main() -> None:
     weights = RandomWeights(args.random_weights, args.quant) if "random_weights" in args else None
     options = Settings().with_values(vars(args)).engine
     context = depth + prompt * (args.repetitions + 1) + 10 * UNDISTURBED
-    progress = ProgressLine(sys.stderr)
-    engine = start(replace(options, context=context), weights, progress).engine
-    progress.close()
+    with closing(ProgressLine(sys.stderr)) as progress:
+        engine = start(replace(options, context=context), weights, progress).engine
     vocab = engine.runner.model.config.vocab_size
     endless = SamplingParams(temperature=0, max_tokens=-1)
     for chat in range(batch):

@@ -73,14 +73,15 @@ def create_policy(
     if name not in policy_names():
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}")
     model = CostModel(shape, calibration.workers, calibration.costs, num_layers, windows)
+    surcharge = Surcharge(steps, model)
     if not name.startswith(_FORCED):
         candidates = [s for s in STRATEGIES if s in available]
-        return CostPolicy(name, candidates, model, Surcharge(steps, model))
+        return CostPolicy(name, candidates, model, surcharge)
     forced = name.removeprefix(_FORCED)
     if forced not in available:
         why = why_unavailable(forced, shape) or f"{forced} was not there when this model started"
         raise StrategyUnavailable(f"--policy {name}: {why}")
-    return CostPolicy(name, [forced], model, Surcharge(steps, model))
+    return CostPolicy(name, [forced], model, surcharge)
 
 
 class CostPolicy:

@@ -99,13 +99,15 @@ def _multiply(
 ) -> None:
     """activation: for at most ``_most_rows``."""
     num_rows = x.shape[0]
-    if 0 < num_rows <= GEMV_LIMIT:
+    if num_rows == 0:
+        return
+    if num_rows <= GEMV_LIMIT:
         gemv(planes, x, out, bias, activation=activation)
-    elif 0 < num_rows <= SKINNY_LIMIT and x.itemsize == 2:
+    elif num_rows <= SKINNY_LIMIT and x.itemsize == 2:
         skinny(planes, x, out, bias, activation)
-    elif 0 < num_rows <= _most_rows(x):
+    elif num_rows <= _most_rows(x):
         gemm(planes, x, out, bias, gemm_config(planes, num_rows), activation)
-    elif num_rows:
+    else:
         multiply_written_out(planes, x, out, bias)
 
 
