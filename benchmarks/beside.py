@@ -20,7 +20,7 @@ from itertools import pairwise
 
 from pkvchat.bench import RandomWeights, start
 from pkvchat.clean import message
-from pkvchat.engine import Engine
+from pkvchat.engine.engine import Engine
 from pkvchat.errors import UsageError
 from pkvchat.flags import Parser, add_bench_flags
 from pkvchat.progress_line import ProgressLine

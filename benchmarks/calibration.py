@@ -3,7 +3,7 @@
 ``python benchmarks/calibration.py`` measures as ``pkvchat calibrate`` does and prints a Markdown
 table for each shape: microseconds of a layer, measured ~ predicted, for each num_splits; and what
 the policy picks, beside the case that was really fastest with its planning. Then how long the
-policy itself takes on the host. It keeps no record, but ``--save kernels/shipped`` writes those to
+policy itself takes on the host. It keeps no record, but ``--save kernels/policy/shipped`` writes those to
 ship.
 """
 
@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.calibration import Calibration, count_workers
-from pkvchat.kernels.measure_costs import Case, sample_costs
-from pkvchat.kernels.policy import create_policy
-from pkvchat.kernels.records import VERSION, shape_key, shipped_name
-from pkvchat.kernels.registry import STRATEGIES, why_unavailable
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.attention.registry import STRATEGIES, why_unavailable
+from pkvchat.kernels.policy.calibration import Calibration, count_workers
+from pkvchat.kernels.policy.measure_costs import Case, sample_costs
+from pkvchat.kernels.policy.policy import create_policy
+from pkvchat.kernels.policy.records import VERSION, shape_key, shipped_name
 from pkvchat.startup import QUANTISED, TORCH_DTYPES
 
 NUM_LAYERS = 32  # over which one step's planning is spread

@@ -24,15 +24,15 @@ import torch
 import torch.nn.functional as F
 from triton.runtime.errors import OutOfResources
 
-from pkvchat.kernels.gemv_triton import MAX_ROWS
-from pkvchat.kernels.gemv_triton import gemv as dense_gemv
-from pkvchat.kernels.linear import Linear, LinearTypes
 from pkvchat.kernels.norm import add_rms_norm
-from pkvchat.kernels.quant_formats import TYPES, Planes, dequantise, pack
-from pkvchat.kernels.quant_gemm_triton import GemmConfig, gemm, gemm_config
-from pkvchat.kernels.quant_gemv_triton import GemvConfig, gemv
-from pkvchat.kernels.quant_linear import QuantLinear, multiply_written_out
-from pkvchat.kernels.quant_skinny_triton import SkinnyConfig, skinny
+from pkvchat.kernels.products.gemv_triton import MAX_ROWS
+from pkvchat.kernels.products.gemv_triton import gemv as dense_gemv
+from pkvchat.kernels.products.linear import Linear, LinearTypes
+from pkvchat.kernels.products.quant_formats import TYPES, Planes, dequantise, pack
+from pkvchat.kernels.products.quant_gemm_triton import GemmConfig, gemm, gemm_config
+from pkvchat.kernels.products.quant_gemv_triton import GemvConfig, gemv
+from pkvchat.kernels.products.quant_linear import QuantLinear, multiply_written_out
+from pkvchat.kernels.products.quant_skinny_triton import SkinnyConfig, skinny
 
 CEILING = 4535e9  # bytes/s: a plain read-only kernel over 4 GB on an H200
 COLD_BYTES = 300 << 20

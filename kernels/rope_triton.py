@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .attention.tile_config import power_of_two
 from .launch_triton import has_dependent_launch, launch
-from .tile_config import power_of_two
 
 
 @triton.jit

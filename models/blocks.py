@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from pkvchat.kernels.activation import gated
-from pkvchat.kernels.qkv import HeadNorm, Rotation
-from pkvchat.kernels.routed import FEW_ROWS, Experts
+from pkvchat.kernels.attention.qkv import HeadNorm, Rotation
+from pkvchat.kernels.products.routed import FEW_ROWS, Experts
 
 from .causal_lm import Attend
 from .config import ExpertConfig, ModelConfig

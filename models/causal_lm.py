@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 
-from pkvchat.kernels.batch import LayerSpec
-from pkvchat.kernels.qkv import HeadNorm, Rotation
+from pkvchat.kernels.attention.batch import LayerSpec
+from pkvchat.kernels.attention.qkv import HeadNorm, Rotation
 
 from .config import ModelConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pkvchat.kernels.batch import LayerSpec
+from pkvchat.kernels.attention.batch import LayerSpec
 from pkvchat.kernels.norm import add_rms_norm, rms_norm
 
 from .blocks import Attention, FeedForward, RoutedFeedForward

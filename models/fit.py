@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.products.linear import LinearTypes
 
 from .checkpoint import Checkpoint
 from .decoder import Decoder

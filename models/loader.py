@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.kernels.progress import Progress
 
 from .causal_lm import CausalLM

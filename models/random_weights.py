@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.kernels.progress import Progress
 
 from .checkpoint import Blocks, Shape

@@ -9,11 +9,11 @@ from typing import Protocol
 
 import torch
 
-from pkvchat.kernels.linear import Linear, LinearTypes
-from pkvchat.kernels.packed import BITS as PACKED_BITS
-from pkvchat.kernels.packed import packed_nbytes
-from pkvchat.kernels.quant_formats import TYPES as QUANT_TYPES
-from pkvchat.kernels.routed import Experts, dense_experts
+from pkvchat.kernels.products.linear import Linear, LinearTypes
+from pkvchat.kernels.products.packed import BITS as PACKED_BITS
+from pkvchat.kernels.products.packed import packed_nbytes
+from pkvchat.kernels.products.quant_formats import TYPES as QUANT_TYPES
+from pkvchat.kernels.products.routed import Experts, dense_experts
 
 from .checkpoint import FLOATS, Checkpoint, Shape
 from .errors import ModelError

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from pkvchat.kernels.linear import LinearTypes
-from pkvchat.kernels.packed import PackedLinear
+from pkvchat.kernels.products.linear import LinearTypes
+from pkvchat.kernels.products.packed import PackedLinear
+from pkvchat.kernels.products.routed import Experts, packed_experts, quantised_experts
 from pkvchat.kernels.progress import Progress
-from pkvchat.kernels.routed import Experts, packed_experts, quantised_experts
 
 from .checkpoint import Checkpoint
 from .reading import Part, PartRunner
@@ -39,7 +39,7 @@ class WeightReader(WeightPlan):
         self._runner.wait()
         super().finish()
         if self.device.type == "cuda":
-            from pkvchat.kernels.measure_products import choose_products
+            from pkvchat.kernels.policy.measure_products import choose_products
 
             self._progress("measuring products", 0, 0)
             choose_products(self.linears)
@@ -60,7 +60,7 @@ class WeightReader(WeightPlan):
         self, blocks: RawMatrices, width: int, bias: torch.Tensor | None = None
     ) -> Table:
         self._runner.wait()
-        from pkvchat.kernels.quant_linear import QuantLinear  # needs Triton
+        from pkvchat.kernels.products.quant_linear import QuantLinear  # needs Triton
 
         return QuantLinear(blocks, width, bias)
 

@@ -21,19 +21,19 @@ from datetime import datetime, timezone
 
 import torch
 
+from pkvchat.kernels.attention.kv import page_bytes
 from pkvchat.kernels.bandwidth import read_bandwidth
-from pkvchat.kernels.calibration import Calibrator
-from pkvchat.kernels.kv import page_bytes
-from pkvchat.kernels.policy import Policy
+from pkvchat.kernels.policy.calibration import Calibrator
+from pkvchat.kernels.policy.policy import Policy
 from pkvchat.kernels.progress import Progress
 from pkvchat.models.random_weights import num_parameters, random_model
 
 from .bench_table import PRINTERS, Row
 from .clean import one_line
-from .engine import Engine
+from .engine.engine import Engine
+from .engine.memory import free_memory
 from .errors import ChatError, startup_errors
 from .machine import device_name, versions
-from .memory import free_memory
 from .options import EngineOptions
 from .progress_line import ProgressLine
 from .sampling import SamplingParams

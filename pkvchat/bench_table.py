@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .memory import human
+from .engine.memory import human
 
 Row = dict[str, Any]
 

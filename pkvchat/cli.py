@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     open_standard_streams()
     debug = "--debug" in argv
-    if debug:  # see kernels/checks.py
+    if debug:  # see kernels/attention/checks.py
         os.environ.setdefault("PKVCHAT_CHECK_CONTENTS", "1")
     try:
         args = _parser().parse_args(argv)
@@ -181,7 +181,7 @@ def _check_cache_types(options: EngineOptions) -> None:
 
 def _check_policy(name: str) -> None:
     """Raises UsageError, with the names there are, for a policy that does not exist."""
-    from pkvchat.kernels.policy import policy_names
+    from pkvchat.kernels.policy.policy import policy_names
 
     if name not in policy_names():
         raise UsageError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pkvchat.kernels.strategy import StrategyUnavailable
+from pkvchat.kernels.attention.strategy import StrategyUnavailable
 from pkvchat.models.errors import ModelError
 
 _NO_MEMORY = ("can't allocate memory", "can't start new thread")  # torch's and Python's words

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from pkvchat.kernels.attention.strategy import StrategyUnavailable
 from pkvchat.kernels.progress import Progress
-from pkvchat.kernels.strategy import StrategyUnavailable
 from pkvchat.models.errors import ModelError
 from pkvchat.models.tokenizer import Detokenizer
 
-from .engine import ContextFull, RequestRefused, StepOutput, Token
+from .engine.engine import ContextFull, RequestRefused, StepOutput, Token
 from .messages import (
     Benched,
     ChatMessage,

@@ -13,7 +13,7 @@ from pkvchat.models.catalogue import CATALOGUE, DEFAULT, FIRST_CONTEXT, SPARE, E
 from pkvchat.models.library import installed, remove
 from pkvchat.models.resolve import resolve, takes_original
 
-from .memory import CPU_SHARE, free_memory, human
+from .engine.memory import CPU_SHARE, free_memory, human
 from .progress_line import ProgressLine
 
 _COLUMNS = "{:<14} {:>7}  {:<7} {:>9} {:>9}  {:<4} {:>8}  {:<11} {}"

@@ -7,7 +7,7 @@ import statistics
 from pkvchat.kernels.bandwidth import read_bandwidth
 
 from .bench import Bench, Case, bound_ts
-from .engine import Engine, RequestRefused
+from .engine.engine import Engine, RequestRefused
 
 _PROMPT, _NEW = 128, 32
 _REPETITIONS = 2  # beside the first, which warms up

@@ -8,24 +8,24 @@ from functools import cache, partial
 
 import torch
 
-from pkvchat.kernels.batch import QUANT_MAX, AttentionShape
-from pkvchat.kernels.calibration import Calibrator, DeviceTypes
-from pkvchat.kernels.cost import CostModel
-from pkvchat.kernels.policy import Policy, create_policy, policy_names
+from pkvchat.kernels.attention.batch import QUANT_MAX, AttentionShape
+from pkvchat.kernels.attention.registry import STRATEGIES
+from pkvchat.kernels.policy.calibration import Calibrator, DeviceTypes
+from pkvchat.kernels.policy.cost import CostModel
+from pkvchat.kernels.policy.policy import Policy, create_policy, policy_names
+from pkvchat.kernels.policy.surcharge import StepTimes
 from pkvchat.kernels.progress import Progress
-from pkvchat.kernels.registry import STRATEGIES
-from pkvchat.kernels.surcharge import StepTimes
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.loader import LoadedModel, load_model
 
-from .attention_kernels import AttentionKernels
 from .counted import counted
-from .engine import PREFILL_CHUNK, Engine
-from .memory import free_memory, human, largest_context, limit_memory, size_cache
+from .engine.attention_kernels import AttentionKernels
+from .engine.engine import PREFILL_CHUNK, Engine
+from .engine.memory import free_memory, human, largest_context, limit_memory, size_cache
+from .engine.workspace import Workspace
 from .messages import Ready
 from .options import CACHE_TYPES, DTYPES, PAGE_SIZES, EngineOptions
 from .step_bench import StepBench
-from .workspace import Workspace
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 QUANTISED = {"fp8": torch.float8_e4m3fn, "q8_0": torch.int8}

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from pkvchat.kernels.cost import CostModel
+from pkvchat.kernels.attention.strategy import Strategy
+from pkvchat.kernels.policy.cost import CostModel
+from pkvchat.kernels.policy.surcharge import StepTimes
 from pkvchat.kernels.progress import Progress
-from pkvchat.kernels.strategy import Strategy
-from pkvchat.kernels.surcharge import StepTimes
 
-from .graph_runner import StepGraphs
-from .runner import ModelRunner
-from .sequence import Sequence
+from .engine.graph_runner import StepGraphs
+from .engine.runner import ModelRunner
+from .engine.sequence import Sequence
 
 STAGE = "timing decode steps"
 # (rows, tokens of each); where time is short, the first ones.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from pkvchat.kernels.tasks import Task, split_tasks, workqueue_tasks
+from pkvchat.kernels.attention.tasks import Task, split_tasks, workqueue_tasks
 
 from .counted import counted
 from .steps import StepRecord

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from pkvchat.kernels.batch import AttentionShape, DecodeBatch, LayerSpec
-from pkvchat.kernels.gather import Gather, Scratch
-from pkvchat.kernels.tasks import Task
+from pkvchat.kernels.attention.batch import AttentionShape, DecodeBatch, LayerSpec
+from pkvchat.kernels.attention.gather import Gather, Scratch
+from pkvchat.kernels.attention.tasks import Task
 
 from ..errors import ChatError
 

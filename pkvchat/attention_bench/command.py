@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.calibration import Calibrator
-from pkvchat.kernels.kv import page_bytes
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.attention.kv import page_bytes
+from pkvchat.kernels.policy.calibration import Calibrator
 from pkvchat.kernels.progress import Progress
 
 from ..clean import visible
+from ..engine.memory import free_memory, human
 from ..errors import ChatError, UsageError, startup_errors
 from ..machine import device_name, versions
-from ..memory import free_memory, human
 from ..progress_line import ProgressLine
 from ..startup import pick_device
 from .cases import Case, grid, named_cases

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from pkvchat.kernels.batch import AttentionShape, DecodeBatch
-from pkvchat.kernels.strategy import Strategy
-from pkvchat.kernels.tasks import split_tasks, workqueue_tasks
+from pkvchat.kernels.attention.batch import AttentionShape, DecodeBatch
+from pkvchat.kernels.attention.strategy import Strategy
+from pkvchat.kernels.attention.tasks import split_tasks, workqueue_tasks
 
 from .results import Counters
 
@@ -62,8 +62,8 @@ def cuda_segments(
     """
     if strategy.name not in ("split", "workqueue"):
         return None
-    from pkvchat.kernels.split_triton import SplitTriton
-    from pkvchat.kernels.workqueue_triton import WorkqueueTriton
+    from pkvchat.kernels.attention.split_triton import SplitTriton
+    from pkvchat.kernels.attention.workqueue_triton import WorkqueueTriton
 
     assert isinstance(strategy, SplitTriton | WorkqueueTriton)
     config, heads = strategy.config, shape.num_kv_heads

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pkvchat.kernels.batch import AttentionShape, DecodeBatch
-from pkvchat.kernels.calibration import Calibration, Calibrator
-from pkvchat.kernels.cost import split_choices
-from pkvchat.kernels.policy import Decision, Policy, create_policy
-from pkvchat.kernels.registry import STRATEGIES, create_strategy
-from pkvchat.kernels.strategy import Strategy, StrategyUnavailable
+from pkvchat.kernels.attention.batch import AttentionShape, DecodeBatch
+from pkvchat.kernels.attention.registry import STRATEGIES, create_strategy
+from pkvchat.kernels.attention.strategy import Strategy, StrategyUnavailable
+from pkvchat.kernels.policy.calibration import Calibration, Calibrator
+from pkvchat.kernels.policy.cost import split_choices
+from pkvchat.kernels.policy.policy import Decision, Policy, create_policy
 
 from ..errors import ChatError
 

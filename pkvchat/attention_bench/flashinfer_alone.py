@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from pkvchat.kernels.batch import AttentionShape, DecodeBatch, LayerSpec
-from pkvchat.kernels.flashinfer import FlashInfer
+from pkvchat.kernels.attention.batch import AttentionShape, DecodeBatch, LayerSpec
+from pkvchat.kernels.attention.flashinfer import FlashInfer
 
 _WORKSPACE_BYTES = 128 << 20  # FlashInfer's own recommendation
 

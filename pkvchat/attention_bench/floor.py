@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from pkvchat.kernels.graph_timing import captured, replay_us
+from pkvchat.kernels.policy.graph_timing import captured, replay_us
 
 from .problem import KvPool, num_cold_layers
 

@@ -14,11 +14,11 @@ from statistics import median
 
 import torch
 
-from pkvchat.kernels.calibration import count_workers
-from pkvchat.kernels.cost import split_choices
-from pkvchat.kernels.graph_timing import captured, replay_us
-from pkvchat.kernels.kv import page_bytes
-from pkvchat.kernels.strategy import Strategy
+from pkvchat.kernels.attention.kv import page_bytes
+from pkvchat.kernels.attention.strategy import Strategy
+from pkvchat.kernels.policy.calibration import count_workers
+from pkvchat.kernels.policy.cost import split_choices
+from pkvchat.kernels.policy.graph_timing import captured, replay_us
 
 from .cases import Case
 from .check import Check

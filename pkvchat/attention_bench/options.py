@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pkvchat.kernels.registry import STRATEGIES
+from pkvchat.kernels.attention.registry import STRATEGIES
 
 from ..arguments import by_rule, list_of, quoted
 from ..errors import UsageError

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from pkvchat.kernels.batch import SCALE_BYTES, AttentionShape, DecodeBatch, LayerSpec
-from pkvchat.kernels.kv import allocate_kv, fill_random, page_bytes
+from pkvchat.kernels.attention.batch import SCALE_BYTES, AttentionShape, DecodeBatch, LayerSpec
+from pkvchat.kernels.attention.kv import allocate_kv, fill_random, page_bytes
 
+from ..engine.memory import free_memory, human
 from ..errors import ChatError
-from ..memory import free_memory, human
 
 _COLD_BYTES = {"cuda": 256 << 20, "cpu": 64 << 20}  # several times any L2, a core's caches
 

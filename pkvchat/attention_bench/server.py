@@ -14,11 +14,11 @@ from functools import partial
 
 import torch
 
-from pkvchat.kernels.batch import DecodeBatch
-from pkvchat.kernels.graph_timing import captured
-from pkvchat.kernels.kv import page_bytes
-from pkvchat.kernels.policy import Decision
-from pkvchat.kernels.strategy import Strategy
+from pkvchat.kernels.attention.batch import DecodeBatch
+from pkvchat.kernels.attention.kv import page_bytes
+from pkvchat.kernels.attention.strategy import Strategy
+from pkvchat.kernels.policy.graph_timing import captured
+from pkvchat.kernels.policy.policy import Decision
 
 from ..clean import one_line
 from ..errors import ChatError

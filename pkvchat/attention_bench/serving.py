@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 
-from pkvchat.kernels.batch import DecodeBatch
+from pkvchat.kernels.attention.batch import DecodeBatch
 from pkvchat.kernels.progress import Progress
 
 from .counters import count_launches, schedule

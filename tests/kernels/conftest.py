@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pkvchat.kernels.batch import AttentionShape, DecodeBatch, LayerSpec
-from pkvchat.kernels.kv import allocate_kv, dequantise, quantise
-from pkvchat.kernels.strategy import Strategy
+from pkvchat.kernels.attention.batch import AttentionShape, DecodeBatch, LayerSpec
+from pkvchat.kernels.attention.kv import allocate_kv, dequantise, quantise
+from pkvchat.kernels.attention.strategy import Strategy
 
 
 @dataclass

@@ -8,13 +8,13 @@ import os
 import pytest
 import torch
 
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.calibration import Calibration, Calibrator, DeviceTypes
-from pkvchat.kernels.cost import StrategyCost
-from pkvchat.kernels.linear import LinearTypes
-from pkvchat.kernels.policy import create_policy
-from pkvchat.kernels.records import VERSION, Store, device_key, shape_key, shipped_name
-from pkvchat.kernels.registry import STRATEGIES, why_unavailable
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.attention.registry import STRATEGIES, why_unavailable
+from pkvchat.kernels.policy.calibration import Calibration, Calibrator, DeviceTypes
+from pkvchat.kernels.policy.cost import StrategyCost
+from pkvchat.kernels.policy.policy import create_policy
+from pkvchat.kernels.policy.records import VERSION, Store, device_key, shape_key, shipped_name
+from pkvchat.kernels.products.linear import LinearTypes
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 64, 16, torch.float32, CPU)

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from pkvchat.kernels.batch import AttentionShape, LayerSpec
-from pkvchat.kernels.registry import create_strategy
+from pkvchat.kernels.attention.batch import AttentionShape, LayerSpec
+from pkvchat.kernels.attention.registry import create_strategy
 
 CPU = torch.device("cpu")
 SPEC = LayerSpec(0.125)

@@ -7,10 +7,10 @@ import sys
 import pytest
 import torch
 
-from pkvchat.kernels.batch import AttentionShape, LayerSpec
-from pkvchat.kernels.flashinfer import FlashInfer
-from pkvchat.kernels.registry import create_strategy
-from pkvchat.kernels.strategy import StrategyUnavailable
+from pkvchat.kernels.attention.batch import AttentionShape, LayerSpec
+from pkvchat.kernels.attention.flashinfer import FlashInfer
+from pkvchat.kernels.attention.registry import create_strategy
+from pkvchat.kernels.attention.strategy import StrategyUnavailable
 
 
 def shape_of(group=4, dim=128, dtype=torch.float16, device="cuda", kv_dtype=None):

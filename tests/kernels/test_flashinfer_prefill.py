@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pkvchat.kernels.batch import AttentionShape, LayerSpec, PrefillChunk
-from pkvchat.kernels.flashinfer_prefill import FlashInferPrefill, create_prefill
-from pkvchat.kernels.kv import kv_rows, write_kv
-from pkvchat.kernels.step import StepAttention
-from pkvchat.kernels.strategy import StrategyUnavailable
+from pkvchat.kernels.attention.batch import AttentionShape, LayerSpec, PrefillChunk
+from pkvchat.kernels.attention.flashinfer_prefill import FlashInferPrefill, create_prefill
+from pkvchat.kernels.attention.kv import kv_rows, write_kv
+from pkvchat.kernels.attention.step import StepAttention
+from pkvchat.kernels.attention.strategy import StrategyUnavailable
 
 # Kinds that test_flashinfer has FlashInfer compile, too: each takes it a minute.
 SPECS = [LayerSpec(0.1), LayerSpec(0.1, window=33, softcap=20.0)]

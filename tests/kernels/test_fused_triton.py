@@ -9,12 +9,12 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from pkvchat.kernels.activation_triton import gated_triton
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.kv import allocate_kv, kv_rows
-from pkvchat.kernels.kv_triton import write_kv_triton
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.attention.kv import allocate_kv, kv_rows
+from pkvchat.kernels.attention.kv_triton import write_kv_triton
+from pkvchat.kernels.attention.qkv import HeadNorm, split_qkv
+from pkvchat.kernels.attention.qkv_triton import store_qkv_triton
 from pkvchat.kernels.norm_triton import add_rms_norm_triton, rms_norm_triton
-from pkvchat.kernels.qkv import HeadNorm, split_qkv
-from pkvchat.kernels.qkv_triton import store_qkv_triton
 from pkvchat.kernels.rope_triton import apply_rope_triton
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3}

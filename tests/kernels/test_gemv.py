@@ -8,11 +8,11 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from pkvchat.kernels import measure_products
-from pkvchat.kernels.gemv_triton import GemvConfig, gemv
-from pkvchat.kernels.linear import Linear, LinearTypes
-from pkvchat.kernels.measure_products import choose_products
-from pkvchat.kernels.records import Store
+from pkvchat.kernels.policy import measure_products
+from pkvchat.kernels.policy.measure_products import choose_products
+from pkvchat.kernels.policy.records import Store
+from pkvchat.kernels.products.gemv_triton import GemvConfig, gemv
+from pkvchat.kernels.products.linear import Linear, LinearTypes
 
 ACTIVATIONS = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 

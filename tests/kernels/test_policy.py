@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.calibration import Calibration
-from pkvchat.kernels.cost import StrategyCost, split_choices, strategy_work
-from pkvchat.kernels.measure_costs import Case, fit, random_batch, weigh
-from pkvchat.kernels.policy import create_policy, policy_names
-from pkvchat.kernels.records import SHIPPED
-from pkvchat.kernels.strategy import StrategyUnavailable
-from pkvchat.kernels.surcharge import StepTimes
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.attention.strategy import StrategyUnavailable
+from pkvchat.kernels.policy.calibration import Calibration
+from pkvchat.kernels.policy.cost import StrategyCost, split_choices, strategy_work
+from pkvchat.kernels.policy.measure_costs import Case, fit, random_batch, weigh
+from pkvchat.kernels.policy.policy import create_policy, policy_names
+from pkvchat.kernels.policy.records import SHIPPED
+from pkvchat.kernels.policy.surcharge import StepTimes
 
 CPU = AttentionShape(9, 3, 64, 16, torch.float32, torch.device("cpu"))
 CUDA = AttentionShape(32, 8, 128, 16, torch.float16, torch.device("cuda"))

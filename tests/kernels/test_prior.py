@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.calibration import Calibration
-from pkvchat.kernels.policy import create_policy
-from pkvchat.kernels.prior import estimate_costs
-from pkvchat.kernels.records import SHIPPED, VERSION, shipped_name
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.policy.calibration import Calibration
+from pkvchat.kernels.policy.policy import create_policy
+from pkvchat.kernels.policy.prior import estimate_costs
+from pkvchat.kernels.policy.records import SHIPPED, VERSION, shipped_name
 
 SHAPE = AttentionShape(32, 8, 128, 16, torch.bfloat16, torch.device("cuda", 0))
 H200 = {"workers": 264, "bandwidth": 4.8e12}

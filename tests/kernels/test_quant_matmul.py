@@ -9,19 +9,19 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from pkvchat.kernels import (
+from pkvchat.kernels.products import (
     quant_formats,
     quant_gemm_triton,
     quant_gemv_triton,
     quant_linear,
     quant_skinny_triton,
 )
-from pkvchat.kernels.quant_dequantise_triton import dequantise_rows, lookup_rows
-from pkvchat.kernels.quant_formats import TYPES, dequantise, pack, stack
-from pkvchat.kernels.quant_gemm_triton import GemmConfig, gemm
-from pkvchat.kernels.quant_gemv_triton import GemvConfig, gemv
-from pkvchat.kernels.quant_linear import GEMM_LIMIT, QuantLinear
-from pkvchat.kernels.quant_skinny_triton import SKINNY_LIMIT, SkinnyConfig, skinny
+from pkvchat.kernels.products.quant_dequantise_triton import dequantise_rows, lookup_rows
+from pkvchat.kernels.products.quant_formats import TYPES, dequantise, pack, stack
+from pkvchat.kernels.products.quant_gemm_triton import GemmConfig, gemm
+from pkvchat.kernels.products.quant_gemv_triton import GemvConfig, gemv
+from pkvchat.kernels.products.quant_linear import GEMM_LIMIT, QuantLinear
+from pkvchat.kernels.products.quant_skinny_triton import SKINNY_LIMIT, SkinnyConfig, skinny
 
 HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 

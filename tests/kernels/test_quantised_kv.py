@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pkvchat.kernels.batch import QUANT_MAX, AttentionShape, LayerSpec, PrefillChunk
-from pkvchat.kernels.kv import (
+from pkvchat.kernels.attention.batch import QUANT_MAX, AttentionShape, LayerSpec, PrefillChunk
+from pkvchat.kernels.attention.kv import (
     allocate_kv,
     copy_pages,
     dequantise,
@@ -20,8 +20,8 @@ from pkvchat.kernels.kv import (
     tokens_per_page,
     write_kv,
 )
-from pkvchat.kernels.prefill import PrefillAttention
-from pkvchat.kernels.registry import create_strategy
+from pkvchat.kernels.attention.prefill import PrefillAttention
+from pkvchat.kernels.attention.registry import create_strategy
 
 CPU = torch.device("cpu")
 KV_DTYPES = tuple(QUANT_MAX)
@@ -142,9 +142,9 @@ def test_prefill(paged_problem, kv_dtype, spec):
 def triton_strategies(shape):
     """With tiles and shares so small that short rows exercise all of it, and poisoned states."""
     pytest.importorskip("triton")
-    from pkvchat.kernels.split_triton import SplitTriton
-    from pkvchat.kernels.tile_config import tile_config
-    from pkvchat.kernels.workqueue_triton import WorkqueueTriton
+    from pkvchat.kernels.attention.split_triton import SplitTriton
+    from pkvchat.kernels.attention.tile_config import tile_config
+    from pkvchat.kernels.attention.workqueue_triton import WorkqueueTriton
 
     tile = 32 if shape.device.type == "cpu" else 64
     config = dataclasses.replace(tile_config(shape), tile=tile, num_programs=5, min_share=1)
@@ -202,8 +202,8 @@ def test_triton_takes_values_far_from_one(paged_problem, triton_device, kv_dtype
 @pytest.mark.parametrize(("dim", "page"), [(64, 16), (80, 32)])
 def test_triton_writes_as_torch_does(triton_device, kv_dtype, dim, page):
     pytest.importorskip("triton")
-    from pkvchat.kernels.kv_triton import write_kv_triton
-    from pkvchat.kernels.qkv_triton import store_qkv_triton
+    from pkvchat.kernels.attention.kv_triton import write_kv_triton
+    from pkvchat.kernels.attention.qkv_triton import store_qkv_triton
 
     shape = shape_of(kv_dtype, dim=dim, page=page)
     ours, torchs = (allocate_kv(1, 4, shape)[0] for _ in range(2))

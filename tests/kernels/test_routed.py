@@ -9,11 +9,11 @@ import torch
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
-from pkvchat.kernels.gemv_triton import gemv as dense_gemv
-from pkvchat.kernels.linear import LinearTypes
-from pkvchat.kernels.quant_formats import TYPES, pack
-from pkvchat.kernels.quant_gemv_triton import gemv
-from pkvchat.kernels.routed import dense_experts, packed_experts, quantised_experts
+from pkvchat.kernels.products.gemv_triton import gemv as dense_gemv
+from pkvchat.kernels.products.linear import LinearTypes
+from pkvchat.kernels.products.quant_formats import TYPES, pack
+from pkvchat.kernels.products.quant_gemv_triton import gemv
+from pkvchat.kernels.products.routed import dense_experts, packed_experts, quantised_experts
 
 COUNT, ROWS, WIDTH = 5, 6, 512
 F32 = LinearTypes.uniform(torch.float32)

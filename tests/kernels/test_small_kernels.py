@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from pkvchat.kernels.activation import gated
-from pkvchat.kernels.linear import Linear, LinearTypes
 from pkvchat.kernels.norm import add_rms_norm, rms_norm
-from pkvchat.kernels.packed import BITS, PackedLinear
-from pkvchat.kernels.quant_formats import TYPES, dequantise, pack
+from pkvchat.kernels.products.linear import Linear, LinearTypes
+from pkvchat.kernels.products.packed import BITS, PackedLinear
+from pkvchat.kernels.products.quant_formats import TYPES, dequantise, pack
 from pkvchat.kernels.rope import apply_rope
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16

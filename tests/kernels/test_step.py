@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pkvchat.kernels.batch import AttentionShape, DecodeBatch, LayerSpec, PrefillChunk
-from pkvchat.kernels.kv import allocate_kv, copy_pages, kv_rows, page_bytes, write_kv
-from pkvchat.kernels.registry import create_strategy
-from pkvchat.kernels.step import StepAttention
+from pkvchat.kernels.attention.batch import AttentionShape, DecodeBatch, LayerSpec, PrefillChunk
+from pkvchat.kernels.attention.kv import allocate_kv, copy_pages, kv_rows, page_bytes, write_kv
+from pkvchat.kernels.attention.registry import create_strategy
+from pkvchat.kernels.attention.step import StepAttention
 
 SHAPE = AttentionShape(6, 2, 64, 16, torch.float32, torch.device("cpu"))
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pkvchat.kernels.batch import AttentionShape, LayerSpec
-from pkvchat.kernels.registry import STRATEGIES, create_strategy, why_unavailable
-from pkvchat.kernels.strategy import StrategyUnavailable
+from pkvchat.kernels.attention.batch import AttentionShape, LayerSpec
+from pkvchat.kernels.attention.registry import STRATEGIES, create_strategy, why_unavailable
+from pkvchat.kernels.attention.strategy import StrategyUnavailable
 
 NAMES = ("sdpa", "split", "workqueue")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

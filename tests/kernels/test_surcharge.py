@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.calibration import Calibration, Calibrator
-from pkvchat.kernels.cost import CostModel, StrategyCost
-from pkvchat.kernels.policy import create_policy
-from pkvchat.kernels.records import Store
-from pkvchat.kernels.surcharge import StepTimes, Surcharge
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.policy.calibration import Calibration, Calibrator
+from pkvchat.kernels.policy.cost import CostModel, StrategyCost
+from pkvchat.kernels.policy.policy import create_policy
+from pkvchat.kernels.policy.records import Store
+from pkvchat.kernels.policy.surcharge import StepTimes, Surcharge
 
 SHAPE = AttentionShape(32, 8, 128, 16, torch.float16, torch.device("cuda"))
 LAYERS = 32

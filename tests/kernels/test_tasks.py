@@ -5,7 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pkvchat.kernels.tasks import split_tasks, visible_range, visible_tiles, workqueue_tasks
+from pkvchat.kernels.attention.tasks import (
+    split_tasks,
+    visible_range,
+    visible_tiles,
+    workqueue_tasks,
+)
 
 lengths = st.lists(st.integers(1, 3000), min_size=1, max_size=9)
 windows = st.sampled_from([0, 1, 16, 100, 1024, 5000])

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.calibration import Calibration
-from pkvchat.kernels.cost import StrategyCost
-from pkvchat.kernels.policy import create_policy
-from pkvchat.kernels.trials import EVERY, batch_kind
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.policy.calibration import Calibration
+from pkvchat.kernels.policy.cost import StrategyCost
+from pkvchat.kernels.policy.policy import create_policy
+from pkvchat.kernels.policy.trials import EVERY, batch_kind
 
 SHAPE = AttentionShape(32, 8, 128, 16, torch.float16, torch.device("cuda"))
 LAYERS = 32

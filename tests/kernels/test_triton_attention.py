@@ -9,11 +9,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from pkvchat.kernels.batch import AttentionShape, LayerSpec
-from pkvchat.kernels.split_triton import SplitTriton
-from pkvchat.kernels.strategy import StrategyUnavailable
-from pkvchat.kernels.tile_config import tile_config
-from pkvchat.kernels.workqueue_triton import WorkqueueTriton
+from pkvchat.kernels.attention.batch import AttentionShape, LayerSpec
+from pkvchat.kernels.attention.split_triton import SplitTriton
+from pkvchat.kernels.attention.strategy import StrategyUnavailable
+from pkvchat.kernels.attention.tile_config import tile_config
+from pkvchat.kernels.attention.workqueue_triton import WorkqueueTriton
 
 CLASSES = (SplitTriton, WorkqueueTriton)
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

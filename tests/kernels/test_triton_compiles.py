@@ -19,13 +19,13 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
-from pkvchat.kernels.batch import AttentionShape, DecodeBatch, LayerSpec
-from pkvchat.kernels.kv import allocate_kv, kv_rows
-from pkvchat.kernels.kv_triton import write_kv_triton
-from pkvchat.kernels.qkv_triton import store_qkv_triton
-from pkvchat.kernels.split_triton import SplitTriton
-from pkvchat.kernels.tile_config import tile_config
-from pkvchat.kernels.workqueue_triton import WorkqueueTriton
+from pkvchat.kernels.attention.batch import AttentionShape, DecodeBatch, LayerSpec
+from pkvchat.kernels.attention.kv import allocate_kv, kv_rows
+from pkvchat.kernels.attention.kv_triton import write_kv_triton
+from pkvchat.kernels.attention.qkv_triton import store_qkv_triton
+from pkvchat.kernels.attention.split_triton import SplitTriton
+from pkvchat.kernels.attention.tile_config import tile_config
+from pkvchat.kernels.attention.workqueue_triton import WorkqueueTriton
 
 
 class Hopper:

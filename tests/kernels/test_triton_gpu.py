@@ -10,11 +10,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from pkvchat.kernels.batch import AttentionShape, LayerSpec
-from pkvchat.kernels.kv import kv_rows, tokens_per_page, write_kv
-from pkvchat.kernels.split_triton import SplitTriton
-from pkvchat.kernels.tile_config import tile_config
-from pkvchat.kernels.workqueue_triton import WorkqueueTriton
+from pkvchat.kernels.attention.batch import AttentionShape, LayerSpec
+from pkvchat.kernels.attention.kv import kv_rows, tokens_per_page, write_kv
+from pkvchat.kernels.attention.split_triton import SplitTriton
+from pkvchat.kernels.attention.tile_config import tile_config
+from pkvchat.kernels.attention.workqueue_triton import WorkqueueTriton
 
 pytestmark = pytest.mark.gpu
 

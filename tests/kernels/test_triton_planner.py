@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.cost import strategy_work
-from pkvchat.kernels.planner_triton import Plan, share_planner
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.attention.planner_triton import Plan, share_planner
+from pkvchat.kernels.policy.cost import strategy_work
 
 UNIT = 16
 
@@ -131,7 +131,7 @@ def test_more_rows_than_one_block(triton_device):
 @settings(max_examples=25, deadline=None)
 @given(lengths=st.lists(st.integers(1, 9000), min_size=1, max_size=12), heads=st.integers(1, 8))
 def test_the_policy_expects_the_shares_that_are_planned(triton_device, lengths, heads):
-    """kernels/cost.py follows the plan on the host, to predict its time."""
+    """kernels/policy/cost.py follows the plan on the host, to predict its time."""
     programs = 12
     shape = AttentionShape(heads, heads, 128, UNIT, torch.float16, torch.device("cuda", 0))
     tiles = [-(-length // UNIT) for length in lengths]

@@ -15,11 +15,11 @@ import tokenizers
 import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from pkvchat.kernels.batch import AttentionShape, DecodeBatch, PrefillChunk
-from pkvchat.kernels.kv import allocate_kv
-from pkvchat.kernels.linear import LinearTypes
-from pkvchat.kernels.registry import create_strategy
-from pkvchat.kernels.step import StepAttention
+from pkvchat.kernels.attention.batch import AttentionShape, DecodeBatch, PrefillChunk
+from pkvchat.kernels.attention.kv import allocate_kv
+from pkvchat.kernels.attention.registry import create_strategy
+from pkvchat.kernels.attention.step import StepAttention
+from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.decoder import Decoder
 from pkvchat.models.loader import open_checkpoint

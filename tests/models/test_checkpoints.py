@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.models.errors import ModelError
 from pkvchat.models.loader import LoadedModel, load_model
 from pkvchat.models.resolve import resolve

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.models import default_model, library
 from pkvchat.models.catalogue import CATALOGUE, DEFAULT, Wheel
 from pkvchat.models.decoder import Decoder

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.loader import load_model
 

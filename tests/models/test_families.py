@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.models.errors import ModelError
 from pkvchat.models.loader import load_model
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pkvchat.kernels.batch import AttentionShape, PrefillChunk
-from pkvchat.kernels.kv import allocate_kv
-from pkvchat.kernels.linear import LinearTypes
-from pkvchat.kernels.packed import BITS
-from pkvchat.kernels.quant_formats import TYPES
-from pkvchat.kernels.step import StepAttention
+from pkvchat.kernels.attention.batch import AttentionShape, PrefillChunk
+from pkvchat.kernels.attention.kv import allocate_kv
+from pkvchat.kernels.attention.step import StepAttention
+from pkvchat.kernels.products.linear import LinearTypes
+from pkvchat.kernels.products.packed import BITS
+from pkvchat.kernels.products.quant_formats import TYPES
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.loader import LoadedModel, load_model
 

@@ -10,7 +10,7 @@ import torch
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
-from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.models.decoder import Decoder
 from pkvchat.models.errors import ModelError
 from pkvchat.models.random_weights import QUANTS, SHAPES, RandomCheckpoint, random_model

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pkvchat.kernels.linear import LinearTypes
+from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.models.checkpoint import Blocks
 from pkvchat.models.decoder import Decoder
 from pkvchat.models.errors import ModelError

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from pkvchat.engine import Engine
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.linear import LinearTypes
-from pkvchat.kernels.policy import Decision
+from pkvchat.engine.engine import Engine
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.policy.policy import Decision
+from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.config import ModelConfig
 from pkvchat.models.decoder import Decoder

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pkvchat.engine import Engine, RequestRefused
+from pkvchat.engine.engine import Engine, RequestRefused
 from pkvchat.sampling import SamplingParams
 
 MakeEngine = Callable[..., Engine]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pkvchat.kernels.calibration import Calibrator
-from pkvchat.kernels.records import Store
+from pkvchat.kernels.policy.calibration import Calibrator
+from pkvchat.kernels.policy.records import Store
 from pkvchat.options import CACHE_TYPES, EngineOptions
 from pkvchat.sampling import SamplingParams
 from pkvchat.settings import RULES

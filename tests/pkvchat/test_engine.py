@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from pkvchat.engine import Engine, RequestRefused
-from pkvchat.kernels.qkv import HeadNorm, Rotation, split_qkv
+from pkvchat.engine.engine import Engine, RequestRefused
+from pkvchat.kernels.attention.qkv import HeadNorm, Rotation, split_qkv
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.sampling import SamplingParams
 

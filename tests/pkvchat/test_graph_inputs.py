@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from pkvchat.graph_inputs import StepInputs
-from pkvchat.sequence import Sequence
+from pkvchat.engine.graph_inputs import StepInputs
+from pkvchat.engine.sequence import Sequence
 
 CPU = torch.device("cpu")
 

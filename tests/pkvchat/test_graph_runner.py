@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from pkvchat import graph_runner
-from pkvchat.attention_kernels import AttentionKernels
-from pkvchat.engine import Engine
-from pkvchat.graph_runner import StepGraphs
-from pkvchat.in_flight import Sampled
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.linear import LinearTypes
-from pkvchat.kernels.policy import Decision
-from pkvchat.kernels.registry import why_unavailable
+from pkvchat.engine import graph_runner
+from pkvchat.engine.attention_kernels import AttentionKernels
+from pkvchat.engine.engine import Engine
+from pkvchat.engine.graph_runner import StepGraphs
+from pkvchat.engine.in_flight import Sampled
+from pkvchat.engine.sampler import Sampler
+from pkvchat.engine.sequence import Sequence
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.attention.registry import why_unavailable
+from pkvchat.kernels.policy.policy import Decision
+from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.models.config import ExpertConfig, ModelConfig
 from pkvchat.models.decoder import Decoder
 from pkvchat.models.random_weights import SHAPES, RandomCheckpoint
 from pkvchat.models.weights import WeightReader
-from pkvchat.sampler import Sampler
 from pkvchat.sampling import SamplingParams
-from pkvchat.sequence import Sequence
 
 CONFIG = replace(
     SHAPES["llama-3-8b"],

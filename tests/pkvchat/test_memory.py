@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.memory import free_memory, human, limit_memory, size_cache
+from pkvchat.engine.memory import free_memory, human, limit_memory, size_cache
+from pkvchat.kernels.attention.batch import AttentionShape
 from pkvchat.options import EngineOptions
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pkvchat.pace import MIN_CHUNK, SLOWER, PrefillPace, longest_pause
+from pkvchat.engine.pace import MIN_CHUNK, SLOWER, PrefillPace, longest_pause
 
 
 @dataclass

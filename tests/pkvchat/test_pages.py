@@ -3,7 +3,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pkvchat.pages import SCRATCH_PAGE, PagePool, PoolFull
+from pkvchat.engine.pages import SCRATCH_PAGE, PagePool, PoolFull
 
 
 class Pool(RuleBasedStateMachine):

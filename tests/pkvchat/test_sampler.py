@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pkvchat.in_flight import Sampled
-from pkvchat.sampler import Sampler
+from pkvchat.engine.in_flight import Sampled
+from pkvchat.engine.sampler import Sampler
+from pkvchat.engine.sequence import Answer, Sequence
 from pkvchat.sampling import SamplingParams
-from pkvchat.sequence import Answer, Sequence
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
 

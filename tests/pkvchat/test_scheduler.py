@@ -3,10 +3,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pkvchat.pages import PagePool
+from pkvchat.engine.pages import PagePool
+from pkvchat.engine.scheduler import Schedule, Scheduler
+from pkvchat.engine.sequence import Answer, Sequence, common_prefix
 from pkvchat.sampling import SamplingParams
-from pkvchat.scheduler import Schedule, Scheduler
-from pkvchat.sequence import Answer, Sequence, common_prefix
 
 PAGE = 4
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pkvchat.engine import Engine, RequestRefused
+from pkvchat.engine.engine import Engine, RequestRefused
 from pkvchat.messages import (
     Benched,
     ChatMessage,

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pkvchat.attention_kernels import AttentionKernels
 from pkvchat.bench import Case, RandomWeights, run
+from pkvchat.engine.attention_kernels import AttentionKernels
 from pkvchat.errors import ChatError, startup_errors
-from pkvchat.kernels.batch import AttentionShape
+from pkvchat.kernels.attention.batch import AttentionShape
 from pkvchat.models.causal_lm import CausalLM
 from pkvchat.models.config import ModelConfig
 from pkvchat.options import EngineOptions

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pkvchat.kernels.calibration import Calibrator
-from pkvchat.kernels.linear import LinearTypes
-from pkvchat.kernels.records import Store
+from pkvchat.kernels.policy.calibration import Calibrator
+from pkvchat.kernels.policy.records import Store
+from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.models.decoder import Decoder
 from pkvchat.models.random_weights import SHAPES, RandomCheckpoint
 from pkvchat.models.weights import WeightReader

@@ -15,9 +15,9 @@ from pkvchat.attention_bench.results import (
     Timing,
     TraceResult,
 )
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.calibration import Calibrator
-from pkvchat.kernels.records import Store
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.policy.calibration import Calibrator
+from pkvchat.kernels.policy.records import Store
 
 CPU = torch.device("cpu")
 

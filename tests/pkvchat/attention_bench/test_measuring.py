@@ -17,8 +17,8 @@ from pkvchat.attention_bench.server import Server, workload
 from pkvchat.attention_bench.serving import count_calls, serve
 from pkvchat.attention_bench.traces import Request
 from pkvchat.errors import ChatError
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.kv import page_bytes
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.attention.kv import page_bytes
 
 STRATEGIES = ("split", "workqueue", "sdpa")
 REQUESTS = [Request(1600, 3, 0), Request(160, 2, 0), Request(320, 4, 1)]
@@ -179,9 +179,9 @@ def test_counters_of_the_torch_schedules(shape):
 @pytest.mark.parametrize("lengths", [(5000,), (3000, 100, 1), (700,) * 5, (64,) * 40])
 def test_counters_of_the_device_schedules(triton_shape, lengths):
     """Pieces are what the programs' equal shares cut the segments into."""
-    from pkvchat.kernels.planner_triton import Plan, share_planner
-    from pkvchat.kernels.split_triton import SplitTriton
-    from pkvchat.kernels.workqueue_triton import WorkqueueTriton
+    from pkvchat.kernels.attention.planner_triton import Plan, share_planner
+    from pkvchat.kernels.attention.split_triton import SplitTriton
+    from pkvchat.kernels.attention.workqueue_triton import WorkqueueTriton
 
     shape = triton_shape
     pages = [[0] * -(-length // 16) for length in lengths]

@@ -12,11 +12,11 @@ import torch
 from pkvchat.attention_bench.cases import ragged
 from pkvchat.attention_bench.results import CaseResult, read_results
 from pkvchat.attention_bench.summary import flashinfer
-from pkvchat.kernels.batch import AttentionShape
-from pkvchat.kernels.calibration import Calibration
-from pkvchat.kernels.cost import CostModel
-from pkvchat.kernels.policy import create_policy
-from pkvchat.kernels.records import SHIPPED
+from pkvchat.kernels.attention.batch import AttentionShape
+from pkvchat.kernels.policy.calibration import Calibration
+from pkvchat.kernels.policy.cost import CostModel
+from pkvchat.kernels.policy.policy import create_policy
+from pkvchat.kernels.policy.records import SHIPPED
 
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "h200-policy.json"
 NAMES = ["flashinfer", "split", "workqueue", "sdpa"]

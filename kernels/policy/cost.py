@@ -1,0 +1,274 @@
+"""How long one layer's decode attention takes under a schedule, from a few fitted constants.
+
+PersistentKV's form, KVBytes/beta * max(1, Cmin/C) + L * lambda + MergeBytes/beta, charges an idle
+device by one factor for the whole schedule. Here the schedule is followed from its first program to
+its last, and what it leaves unused is charged as if it had been read. The rest is linear in the
+constants, so that a least-squares fit on the device finds them:
+
+    calls * call + tiles * tile + path * path + tasks * task + merges * merge
+        + plans * plan / layers + eager
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the policies' names are known without torch
+    from ..attention.batch import AttentionShape
+
+_ALL_PAGES = 1 << 60
+_PARTS = (0.5, 0.97, 1, 2)  # of the device, that a grid of splits is to fill
+# Of the programs that fill the device, and of its bandwidth: shares measured on an H200.
+_BANDWIDTH = ((0.0, 0.0), (0.25, 0.55), (0.5, 0.85), (0.6, 0.89), (1.0, 1.0))
+_MIN_TOKENS = 64  # that the Triton kernels give a program at least; FlashInfer twice as many
+_PADDING = 4  # TileConfig's: percent by which workqueue's shares may grow to have one piece each
+_STEP_TOKENS, _PIPELINE = 64, 3  # of their inner loop: tokens a step, steps in flight
+_HIDDEN_BYTES = 20 << 20  # of KV that the device gathers while the host starts a row of sdpa
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a schedule asks of the device for one layer.
+
+    calls: attention calls. tiles: pages of one KV head read, padding and, on CUDA, idle bandwidth
+    included. path: on CPU pages on the busiest worker, on CUDA steps that fill its pipeline. tasks:
+    those it starts, one after the other. merges: partial states to merge on CUDA, merge calls on
+    CPU. plans: pieces of planning, once per step.
+    """
+
+    calls: int
+    tiles: float
+    path: int
+    tasks: int
+    merges: int
+    plans: int
+
+
+@dataclass(frozen=True)
+class StrategyCost:
+    """Microseconds per unit of each field of Work.
+
+    eager: more for each layer of a step that no CUDA graph holds, whose other launches the host
+    makes one by one. error: what predictions were off by when the constants were fitted, as a share
+    of the time, in half of the cases.
+    """
+
+    call: float
+    tile: float
+    path: float
+    task: float
+    merge: float
+    plan: float
+    eager: float = 0.0
+    error: float = 0.0
+
+    def predict(self, work: Work, num_layers: int) -> float:
+        """Microseconds of one layer, its share of the step's planning included."""
+        return (
+            work.calls * self.call
+            + work.tiles * self.tile
+            + work.path * self.path
+            + work.tasks * self.task
+            + work.merges * self.merge
+            + work.plans * self.plan / num_layers
+            + self.eager
+        )
+
+
+class CostModel:
+    """Work and time of each strategy for one shape on one device.
+
+    workers: what runs side by side, threads on CPU and programs of a kernel on CUDA.
+    windows: in tokens, of those of the num_layers layers that have a sliding window.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        workers: int,
+        costs: dict[str, StrategyCost],
+        num_layers: int,
+        windows: Sequence[int] = (),
+    ) -> None:
+        self.shape, self.workers = shape, workers
+        self.costs, self.num_layers = costs, num_layers
+        # Pages that a layer sees at most, and the share of the layers that do.
+        self._seen = [
+            (window // shape.page_size + 1, count / num_layers)
+            for window, count in Counter(windows).items()
+        ]
+        if len(windows) < num_layers:
+            self._seen.append((_ALL_PAGES, 1 - len(windows) / num_layers))
+
+    def predict(self, strategy: str, tiles: Sequence[int], num_splits: int) -> float:
+        """Microseconds of an average layer for rows of ``tiles`` pages each."""
+        longest, us = max(tiles), 0.0
+        for most, share in self._seen:
+            seen = tiles if most >= longest else [min(row, most) for row in tiles]
+            work = strategy_work(strategy, seen, num_splits, self.shape, self.workers)
+            us += share * self.costs[strategy].predict(work, self.num_layers)
+        return us
+
+    def best(self, strategy: str, tiles: Sequence[int]) -> tuple[float, int]:
+        """(microseconds, num_splits) at the num_splits for which they are least."""
+        splits = split_choices(strategy, tiles, self.shape, self.workers)
+        return min((self.predict(strategy, tiles, each), each) for each in splits)
+
+
+def split_choices(
+    strategy: str, tiles: Sequence[int], shape: AttentionShape, workers: int
+) -> list[int]:
+    """The num_splits worth comparing, up to a tile a split, where it matters.
+
+    Powers of two on CPU; on CUDA those that fill the device once, nearly, half, or twice.
+    """
+    if shape.device.type == "cpu":
+        if strategy == "sdpa":
+            return [1]
+        return [1 << i for i in range(min(max(tiles), 8).bit_length())]
+    if strategy != "split":
+        return [1]
+    fill = workers / (len(tiles) * shape.num_kv_heads)
+    return sorted({max(1, min(max(tiles), int(fill * part))) for part in _PARTS})
+
+
+def strategy_work(
+    strategy: str, tiles: Sequence[int], num_splits: int, shape: AttentionShape, workers: int
+) -> Work:
+    """tiles: pages of each row."""
+    if shape.device.type == "cpu":
+        return _cpu_work(strategy, tiles, num_splits, shape.num_kv_heads, workers)
+    return _cuda_work(strategy, tiles, num_splits, shape, workers)
+
+
+def _cpu_work(
+    strategy: str, tiles: Sequence[int], num_splits: int, heads: int, workers: int
+) -> Work:
+    rows = len(tiles)
+    if strategy == "workqueue":
+        each = -(-max(tiles) // num_splits)
+        tasks = sum(-(-row // each) for row in tiles)
+        waves = -(-tasks * heads // workers)
+        return Work(1, tasks * each * heads, waves * each, waves, int(tasks > rows), 1)
+    path = total_waves = merges = 0
+    for row in tiles:  # one after another
+        each = -(-row // (1 if strategy == "sdpa" else num_splits))
+        splits = -(-row // each)
+        waves = -(-splits * heads // workers)
+        path += waves * each
+        total_waves += waves
+        merges += splits > 1
+    return Work(rows, sum(tiles) * heads, path, total_waves, merges, rows)
+
+
+def _cuda_work(
+    strategy: str, tiles: Sequence[int], num_splits: int, shape: AttentionShape, workers: int
+) -> Work:
+    heads = shape.num_kv_heads
+    if strategy == "sdpa":
+        page_bytes = 2 * heads * shape.page_size * shape.head_dim * shape.kv_dtype.itemsize
+        hidden = _HIDDEN_BYTES // page_bytes
+        path = -(-heads // workers) * sum(max(row, hidden) for row in tiles)
+        return Work(len(tiles), sum(tiles) * heads, path, len(tiles), 0, len(tiles))
+    shortest = max(1, _MIN_TOKENS // shape.page_size)
+    if strategy == "split":
+        pieces = [max(1, min(num_splits, row // shortest)) for row in tiles]
+    elif strategy == "workqueue":
+        share, pieces = _workqueue_share(tiles, heads, workers, shortest)
+        if not pieces:
+            return _equal_shares(tiles, share, heads, workers, shape.page_size)
+    else:
+        chunk = _flashinfer_chunk(tiles, workers // heads, 2 * shortest)
+        pieces = [-(-row // chunk) for row in tiles]
+    grid = [(heads * each, row / each) for each, row in zip(pieces, tiles, strict=True)]
+    programs = heads * sum(pieces)
+    longest = max([share for _, share in grid])
+    merges = heads * sum([each for each in pieces if each > 1])
+    if strategy == "split" and programs > workers:  # all rows' first pieces start first
+        grid = [
+            (heads, row / each)
+            for piece in range(max(pieces))
+            for each, row in zip(pieces, tiles, strict=True)
+            if piece < each
+        ]
+    read = _tiles_in_that_time(grid, workers)
+    path = _filling(longest, shape.page_size) + (programs >= workers)  # no place is left beside it
+    return Work(1, read, path, -(-programs // workers), merges, 1)
+
+
+def _tiles_in_that_time(grid: Sequence[tuple[int, float]], workers: int) -> float:
+    """How much the whole device could read while a grid runs, of which some is left unused.
+
+    grid: (programs, tiles of each), in the order in which they start. Those that run share evenly
+    what bandwidth they use together.
+    """
+    running: list[tuple[float, int]] = []  # (tiles that each will have read at its end, programs)
+    active, now, read, waiting = 0, 0.0, 0.0, list(reversed(grid))
+    while waiting or running:
+        if waiting and active < workers:
+            programs, tiles = waiting.pop()
+            started = min(programs, workers - active)
+            heappush(running, (now + tiles, started))
+            active += started
+            if started < programs:
+                waiting.append((programs - started, tiles))
+        else:
+            end, ended = heappop(running)
+            read += (end - now) * active / _bandwidth_used(active / workers)
+            now, active = end, active - ended
+    return read
+
+
+@cache
+def _bandwidth_used(filled: float) -> float:
+    """By a device that is ``filled``, 0 < filled <= 1."""
+    right = bisect_left(_BANDWIDTH, (filled, 0.0))
+    (low, before), (high, after) = _BANDWIDTH[right - 1 : right + 1]
+    return before + (after - before) * (filled - low) / (high - low)
+
+
+def _filling(tiles: float, page_size: int) -> int:
+    """Steps of the inner loop until its pipeline is full."""
+    return min(_PIPELINE, math.ceil(tiles * page_size / _STEP_TOKENS))
+
+
+def _flashinfer_chunk(tiles: Sequence[int], most: int, shortest: int) -> int:
+    """The smallest share of which all rows together have no more than ``most``.
+
+    As FlashInfer plans for a CUDA graph; rows are left whole where there are more of them.
+    """
+    longest = max(shortest, max(tiles))
+    if len(tiles) > most:
+        return longest
+    shares = range(shortest, longest + 1)
+    return shares[bisect_left(shares, -most, key=lambda c: -sum([-(-row // c) for row in tiles]))]
+
+
+def _workqueue_share(
+    tiles: Sequence[int], heads: int, workers: int, overhead: int
+) -> tuple[int, list[int]]:
+    """As planner_triton does: (share, pieces of each row), no pieces where none are padded."""
+    total = sum(tiles) * heads
+    least = max(overhead, -(-total // workers))
+    most = max(least * _PADDING // 100, overhead - 1)
+    for share in range(least, least + most + 1, max(most // 15, 1)):
+        pieces = [-(-row // share) for row in tiles]
+        if sum(pieces) * heads <= workers:
+            return share, pieces
+    return max(overhead, -(-(total + overhead * len(tiles) * heads) // workers)), []
+
+
+def _equal_shares(
+    tiles: Sequence[int], share: int, heads: int, workers: int, page_size: int
+) -> Work:
+    """Rows begin inside of shares: programs have several pieces, one after the other."""
+    overhead = max(1, _MIN_TOKENS // page_size)
+    pieces = heads * sum([-(-(row + overhead) // share) for row in tiles])
+    return Work(1, share * workers, _filling(share, page_size), 2, pieces, 1)
