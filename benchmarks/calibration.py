@@ -3,8 +3,8 @@
 ``python benchmarks/calibration.py`` measures as ``pkvchat calibrate`` does and prints a Markdown
 table for each shape: microseconds of a layer, measured ~ predicted, for each num_splits; and what
 the policy picks, beside the case that was really fastest with its planning. Then how long the
-policy itself takes on the host. It keeps no record, but ``--save kernels/policy/shipped`` writes those to
-ship.
+policy itself takes on the host. It keeps no record, but ``--save kernels/policy/shipped`` writes
+those to ship.
 """
 
 from __future__ import annotations
