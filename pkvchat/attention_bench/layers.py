@@ -31,7 +31,6 @@ from .traces import place_pages
 _SPLITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # compared in named cases
 _MIN_LAYERS = 8
 _MAX_LAUNCHED = 3  # layers launched one by one
-_SAMPLE_US = 1500.0
 _SAMPLES, _NAMED_SAMPLES = 5, 11
 
 
@@ -165,16 +164,11 @@ def _time_graphs(
     layer_us, host_us = {}, {}
     for num_splits in splits:
         host_us[num_splits] = median(_plan_us(strategy, problem, num_splits) for _ in range(3))
-        layer_us[num_splits] = _graph_us(planned, problem.samples) / count
+        layer_us[num_splits] = replay_us(planned, problem.samples) / count
     strategy.plan(problem.batch, min(layer_us, key=layer_us.__getitem__))
-    both = _graph_us(planning, problem.samples), _graph_us(planned, problem.samples)
+    both = replay_us(planning, problem.samples), replay_us(planned, problem.samples)
     device_us = max(0.0, both[0] - both[1])
     return {n: Timing(layer_us[n], host_us[n] + device_us, n) for n in splits}
-
-
-def _graph_us(graph: torch.cuda.CUDAGraph, samples: int) -> float:
-    replays = max(1, min(5, int(_SAMPLE_US / replay_us(graph, replays=1, samples=1))))
-    return replay_us(graph, replays, samples)
 
 
 def _time_launches(strategy: Strategy, problem: CaseProblem, num_splits: int) -> Timing:
