@@ -22,7 +22,12 @@ def export_chat(chat: Chat, path: Path) -> None:
     text = _markdown(chat) if path.suffix == ".md" else _json(chat)
     try:
         with path.open("x", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                path.unlink()
+                raise
     except FileExistsError:
         raise ChatError(f"{path} exists; choose another name") from None
     except OSError as error:

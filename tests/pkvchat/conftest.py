@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -156,3 +158,19 @@ def run_cli(cli_env: dict[str, str]) -> Callable[..., subprocess.CompletedProces
         return subprocess.CompletedProcess(command, done.returncode, out, err)
 
     return run
+
+
+@pytest.fixture
+def full_disk():
+    """full_disk(): while entered, no file takes another byte, as on a disk with no room left."""
+
+    @contextmanager
+    def full():
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return full

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,15 @@ def test_markdown_holds_what_was_said(tmp_path: Path) -> None:
     assert "**You**\n\nwhy [is] it blue? 🌈" in text
     assert "**Assistant** (SmolLM2)\n\nRayleigh" in text
     assert "died" not in text
+
+
+@pytest.mark.parametrize("name", ["chat.md", "chat.json"])
+def test_a_full_disk_leaves_no_file_behind(
+    tmp_path: Path, full_disk: Callable[[], AbstractContextManager[None]], name: str
+) -> None:
+    with full_disk(), pytest.raises(ChatError, match=f"cannot write .*{name}: File too large"):
+        export_chat(a_chat(), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 MESSAGES = [
