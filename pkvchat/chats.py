@@ -87,11 +87,26 @@ class Message:
         return Message(self.role, versions, self.chosen, self.queued)
 
 
+@dataclass(frozen=True)
+class Saved:
+    """What a chat's file holds of it, as far as this process knows.
+
+    prefix: begins its ids there, "" unless it had to part from a chat that others wrote to.
+    updated: as in the file, where every write changes it. head, messages: what was written, each
+    message by its id.
+    """
+
+    prefix: str = ""
+    updated: object = None
+    head: tuple[str, ...] = ()
+    messages: dict[str, tuple[object, ...]] = field(default_factory=dict)
+
+
 @dataclass(eq=False)
 class Chat:
     """One conversation and what its composer held.
 
-    title: "" until the first prompt names it or a person does.
+    title: "" until the first prompt names it or a person does. saved: None until it is.
     """
 
     title: str = ""
@@ -99,6 +114,12 @@ class Chat:
     system: str = ""
     draft: str = ""
     id: str = field(default_factory=new_id)
+    saved: Saved | None = None
+
+    @property
+    def key(self) -> str:
+        """Its id in the file."""
+        return f"{self.saved.prefix}{self.id}" if self.saved else self.id
 
     @property
     def name(self) -> str:

@@ -37,7 +37,7 @@ from .options import EngineOptions
 from .progress_line import ProgressLine
 from .service import ChatService
 from .settings import Settings
-from .store import ChatStore, Found, store_path
+from .store import PARTED, ChatStore, Found, store_path
 
 _LISTED = 20  # saved chats at most
 
@@ -200,8 +200,16 @@ class Conversation:
         pass
 
     def open(self, chat: Chat) -> None:
-        if self._current.chat.messages:
-            say(f"the chat so far is saved in {self.save()}")
+        current = self._current.chat
+        try:
+            if current.messages:
+                say(f"the chat so far is saved in {self.save()}")
+        except ChatError as error:
+            if chat.conversation() != current.conversation():
+                raise ChatError(
+                    f"{error}; /export FILE keeps this chat, /clear drops it"
+                ) from error
+            say(f"note: {error}; what was said goes on in the new chat alone")
         self._turn_to(OpenChat(chat))
         say(f"this is now {one_line(chat.name)!r}")
 
@@ -218,7 +226,8 @@ class Conversation:
         if not self._current.chat.messages:
             raise CommandError("nothing was said yet")
         with _store() as store:
-            store.save(self._current.chat, None)
+            if store.save(self._current.chat):
+                say(f"note: {PARTED}")
         return str(store.path)
 
     def rename(self, title: str) -> None:
@@ -243,16 +252,23 @@ class Conversation:
             raise CommandError("/open needs a number that /chats has listed")
         with _store() as store:
             chat = store.load(self._found[number - 1].id)
-        if chat.id == self._current.chat.id:
+            elsewhere = store.is_shown_elsewhere(chat)
+        if chat.key == self._current.chat.key:
             raise CommandError("that is the chat you are in")
         self.open(chat)
+        if elsewhere:
+            say("note: another pkvchat shows it; if both go on, yours becomes a chat of its own")
         if answer := chat.last("assistant"):
             say(answer.text)
 
     def delete(self) -> None:
-        name = one_line(self._current.chat.name)
-        with _store() as store:
-            store.delete(self._current.chat.id)
+        chat = self._current.chat
+        name = one_line(chat.name)
+        if chat.saved:
+            with _store() as store:
+                if store.is_shown_elsewhere(chat):
+                    raise CommandError(f"another pkvchat shows {name!r}: delete it there")
+                store.delete(chat)
         self.clear()
         say(f"deleted {name!r}")
 

@@ -6,22 +6,24 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from platformdirs import user_data_path
 
-from .chats import ANSWERS, NEW_CHAT, Chat, Message, Version
+from .chats import ANSWERS, NEW_CHAT, Chat, Message, Saved, Version, new_id
 from .clean import one_line
 from .errors import ChatError
+
+T = TypeVar("T")
 
 # What brings a file from each schema version to the next; the last entry's number is ours.
 MIGRATIONS = (
     """
-    CREATE TABLE chats (
+    CREATE TABLE IF NOT EXISTS chats (
         id TEXT PRIMARY KEY,
         title TEXT NOT NULL,
         system TEXT NOT NULL,
@@ -29,7 +31,7 @@ MIGRATIONS = (
         updated REAL NOT NULL,
         tab INTEGER  -- place among the open tabs; NULL once closed
     );
-    CREATE TABLE messages (
+    CREATE TABLE IF NOT EXISTS messages (
         id TEXT PRIMARY KEY,
         chat_id TEXT NOT NULL REFERENCES chats ON DELETE CASCADE,
         place INTEGER NOT NULL,
@@ -37,8 +39,8 @@ MIGRATIONS = (
         chosen INTEGER NOT NULL,
         queued INTEGER NOT NULL
     );
-    CREATE INDEX messages_of_chat ON messages (chat_id, place);
-    CREATE TABLE versions (
+    CREATE INDEX IF NOT EXISTS messages_of_chat ON messages (chat_id, place);
+    CREATE TABLE IF NOT EXISTS versions (
         message_id TEXT NOT NULL REFERENCES messages ON DELETE CASCADE,
         number INTEGER NOT NULL,
         text TEXT NOT NULL,
@@ -60,6 +62,8 @@ _READ_VERSION = (
 )
 # sqlite3 raises the second where its message quotes a schema that is damaged
 _SQLITE = (sqlite3.Error, UnicodeDecodeError)
+TAB_STAYS = -1  # for ``save``: the chat's place among the tabs is another's to say
+PARTED = "another pkvchat wrote to this chat, too; yours is now saved as a chat of its own"
 _SNIPPET = 60  # characters of a search hit's surroundings
 
 
@@ -102,16 +106,16 @@ class ChatStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.note = ""
-        self._saved: dict[str, dict[str, tuple[object, ...]]] = {}  # chat -> message -> as written
+        self._alone = False  # only this connection can use the file, see _connect
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with _alone_in(path.parent):  # of several first starts, one makes the tables
                 self._db = self._open()
+            self._lock = _try_lock(path.with_suffix(".lock"))
         except (OSError, *_SQLITE) as error:
             raise ChatError(
                 f"chats cannot be saved in {path}: {error}; check its permissions and space"
             ) from error
-        self._lock = _try_lock(path.with_suffix(".lock"))
 
     @property
     def owns_tabs(self) -> bool:
@@ -141,7 +145,14 @@ class ChatStore:
 
     def _connect(self) -> sqlite3.Connection:
         db = _connect(self.path)
-        db.execute("PRAGMA journal_mode = WAL")
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:  # a full disk has no room for what processes share
+            db.close()
+            db = _connect(self.path)
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            db.execute("PRAGMA journal_mode = WAL")
+            self._alone = True
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA foreign_keys = ON")
         (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -150,76 +161,95 @@ class ChatStore:
                 f"{self.path} is of schema {version}, from a later pkvchat; "
                 f"this one knows up to {len(MIGRATIONS)}: update pkvchat"
             )
-        for number in range(version, len(MIGRATIONS)):
-            db.executescript(
-                f"BEGIN;{MIGRATIONS[number]};PRAGMA user_version = {number + 1};COMMIT;"
-            )
+        for number in range(max(version, 0), len(MIGRATIONS)):
+            done = f"PRAGMA user_version = {number + 1}"
+            try:
+                db.executescript(f"BEGIN;{MIGRATIONS[number]};{done};COMMIT;")
+            except sqlite3.OperationalError as error:
+                if "duplicate column name" not in str(error):
+                    raise
+                db.rollback()  # the file is further than the number in it says
+                db.execute(done)
         return db
 
     # --- writing ------------------------------------------------------------------------------
 
-    def save(self, chat: Chat, tab: int | None) -> None:
-        """Write what changed in ``chat``; ``tab`` is its place among the open ones."""
-        saved = self._saved.setdefault(chat.id, {})
-        rows = {m.id: _signature(m, place) for place, m in enumerate(chat.messages)}
-        changed = [(i, m) for i, m in enumerate(chat.messages) if saved.get(m.id) != rows[m.id]]
-        gone = saved.keys() - rows.keys()
+    def save(self, chat: Chat, tab: int | None = TAB_STAYS) -> bool:
+        """Write what changed in ``chat``; ``tab`` is its place among the open ones.
 
-        def write() -> None:
-            # Another pkvchat may have deleted what this one has saved.
-            missing = saved and not self._rows("SELECT 1 FROM chats WHERE id = ?", chat.id)
-            self._write(chat, tab, list(enumerate(chat.messages)) if missing else changed, gone)
+        Returns whether another process has written to it meanwhile, as has this one: then theirs
+        stays as it is, and this one is saved as a chat of its own from now on.
+        """
+        before = chat.saved or Saved()
+        messages = {m.id: _signature(m, place) for place, m in enumerate(chat.messages)}
+        after = Saved(before.prefix, time.time(), (chat.title, chat.system, chat.draft), messages)
 
-        self._transaction(write)
-        self._saved[chat.id] = rows
+        def write() -> Saved:
+            there = self._rows("SELECT updated FROM chats WHERE id = ?", chat.key)
+            known, now = before, after
+            if not there:  # new, or deleted by others
+                known = Saved()
+            elif (after.head, messages) == (before.head, before.messages):
+                now = before
+            elif there != [(before.updated,)]:
+                known, now = Saved(), replace(after, prefix=new_id())
+            if now is not before:
+                self._write(chat, known, now)
+            if tab != TAB_STAYS:
+                query = "UPDATE chats SET tab = ?1 WHERE id = ?2 AND tab IS NOT ?1"
+                self._db.execute(query, (tab, f"{now.prefix}{chat.id}"))
+            return now
 
-    def _write(
-        self,
-        chat: Chat,
-        tab: int | None,
-        changed: Sequence[tuple[int, Message]],
-        gone: Iterable[str],
-    ) -> None:
-        db = self._db
+        chat.saved = self._transaction(write)
+        return chat.saved.prefix != before.prefix
+
+    def _write(self, chat: Chat, before: Saved, after: Saved) -> None:
+        """All but the tab, of what ``before`` does not have yet."""
+        db, prefix = self._db, after.prefix
+        key = f"{prefix}{chat.id}"
         db.execute(
-            "INSERT INTO chats (id, title, system, draft, updated, tab) "
-            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
-            "title = excluded.title, system = excluded.system, draft = excluded.draft, "
-            "updated = excluded.updated, tab = excluded.tab",
-            (chat.id, _utf8(chat.title), _utf8(chat.system), _utf8(chat.draft), time.time(), tab),
+            "INSERT INTO chats (id, title, system, draft, updated) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (id) DO UPDATE SET title = excluded.title, system = excluded.system, "
+            "draft = excluded.draft, updated = excluded.updated",
+            (key, *map(_utf8, after.head), after.updated),
         )
-        db.executemany("DELETE FROM messages WHERE id = ?", [(id,) for id in gone])
-        for place, message in changed:
+        gone = before.messages.keys() - after.messages.keys()
+        db.executemany("DELETE FROM messages WHERE id = ?", [(f"{prefix}{id}",) for id in gone])
+        for place, message in enumerate(chat.messages):
+            if before.messages.get(message.id) == after.messages[message.id]:
+                continue
+            id = f"{prefix}{message.id}"
             # REPLACE would cascade to the versions; they are few, and written again just below.
             db.execute(
                 "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?, ?, ?)",
-                (message.id, chat.id, place, message.role, message.chosen, message.queued),
+                (id, key, place, message.role, message.chosen, message.queued),
             )
             db.executemany(
                 f"INSERT OR REPLACE INTO versions (message_id, number, {_VERSION}) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                [(message.id, n, *_row(version)) for n, version in enumerate(message.versions)],
+                [(id, n, *_row(version)) for n, version in enumerate(message.versions)],
             )
 
-    def delete(self, chat_id: str) -> None:
-        self._transaction(lambda: self._db.execute("DELETE FROM chats WHERE id = ?", (chat_id,)))
-        self._saved.pop(chat_id, None)
+    def delete(self, chat: Chat) -> None:
+        self._transaction(lambda: self._db.execute("DELETE FROM chats WHERE id = ?", (chat.key,)))
+        chat.saved = None
 
-    def put_in_view(self, chat_id: str) -> None:
+    def put_in_view(self, chat: Chat) -> None:
         """Note the chat whose tab is looked at, for the next start."""
         query = "UPDATE chats SET in_view = (id = ?1) WHERE in_view != (id = ?1)"
-        self._transaction(lambda: self._db.execute(query, (chat_id,)))
+        self._transaction(lambda: self._db.execute(query, (chat.key,)))
 
-    def _transaction(self, write: Callable[[], object]) -> None:
+    def _transaction(self, write: Callable[[], T]) -> T:
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                write()
+                written = write()
             except BaseException:
                 if self._db.in_transaction:  # a full disk ends it, and keeps its own message
                     self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+            return written
         except _SQLITE as error:
             raise ChatError(f"chats cannot be saved in {self.path}: {error}") from error
 
@@ -235,6 +265,11 @@ class ChatStore:
         rows = self._rows("SELECT id FROM chats WHERE in_view AND tab IS NOT NULL")
         return str(rows[0][0]) if rows else ""
 
+    def is_shown_elsewhere(self, chat: Chat) -> bool:
+        """It is in a tab of another pkvchat that runs. Raises ChatError."""
+        query = "SELECT 1 FROM chats WHERE id = ? AND tab IS NOT NULL"
+        return not self.owns_tabs and bool(self._rows(query, chat.key))
+
     def is_empty(self) -> bool:
         """Nothing is saved here yet. Raises ChatError."""
         return not self._rows("SELECT 1 FROM chats LIMIT 1")
@@ -245,13 +280,13 @@ class ChatStore:
         Raises ChatError if there is none, or the file cannot be read.
         """
         rows = self._rows(
-            "SELECT CAST(title AS TEXT), CAST(system AS TEXT), CAST(draft AS TEXT) "
+            "SELECT updated, CAST(title AS TEXT), CAST(system AS TEXT), CAST(draft AS TEXT) "
             "FROM chats WHERE id = ?",
             chat_id,
         )
         if not rows:
             raise ChatError(f"that chat is no longer in {self.path}: it was deleted meanwhile")
-        ((title, system, draft),) = rows
+        ((updated, title, system, draft),) = rows
         messages = [
             self._message(id, role, chosen, bool(queued))
             for id, role, chosen, queued in self._rows(
@@ -260,8 +295,9 @@ class ChatStore:
                 chat_id,
             )
         ]
-        chat = Chat(title, messages, system, draft, chat_id)
-        self._saved[chat_id] = {m.id: _signature(m, place) for place, m in enumerate(messages)}
+        written = {m.id: _signature(m, place) for place, m in enumerate(messages)}
+        saved = Saved("", updated, (title, system, draft), written)
+        chat = Chat(title, messages, system, draft, chat_id, saved)
         for message in messages:
             if message.role in ANSWERS:
                 message.version.reason = message.version.reason or "quit"
@@ -281,7 +317,7 @@ class ChatStore:
 
         Reads every text that there is, so it may be called from any thread. Raises ChatError.
         """
-        with self._reading(), closing(_connect(self.path)) as db:
+        with self._reading(), self._reader() as db:
             rows = db.execute(
                 "SELECT c.id, CAST(c.title AS TEXT), CAST(c.updated AS REAL), c.tab IS NOT NULL, ("
                 "  SELECT CAST(v.text AS TEXT)"
@@ -295,6 +331,9 @@ class ChatStore:
             Found(id, title, updated, bool(is_open), _snippet(hit or "", words))
             for id, title, updated, is_open, hit in rows
         ]
+
+    def _reader(self) -> AbstractContextManager[sqlite3.Connection]:
+        return nullcontext(self._db) if self._alone else closing(_connect(self.path))
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         with self._reading():
@@ -312,7 +351,7 @@ class ChatStore:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, timeout=5)
+    db = sqlite3.connect(path, isolation_level=None, timeout=5, check_same_thread=False)
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one bad byte costs one byte
     db.create_function("casefold", 1, lambda text: str(text).casefold(), deterministic=True)
     return db

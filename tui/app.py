@@ -313,7 +313,7 @@ class ChatApp(App[int]):
     def open_saved(self, chat_id: str) -> None:
         """A saved chat, in its tab if it has one."""
         for index, tab in enumerate(self.tabs):
-            if tab.chat.id == chat_id:
+            if tab.chat.key == chat_id:
                 self.go_to(index)
                 return
         if self.saver.store is not None:

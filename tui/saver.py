@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pkvchat.chats import Chat
 from pkvchat.errors import ChatError
 from pkvchat.open_chat import OpenChat
-from pkvchat.store import ChatStore, Found, store_path
+from pkvchat.store import PARTED, ChatStore, Found, store_path
 
 if TYPE_CHECKING:
     from .app import ChatApp
@@ -56,7 +56,7 @@ class Saver:
     def place_in_view(self, tabs: Sequence[OpenChat]) -> int:
         """Of the tab that was looked at last; the first where that isn't known."""
         in_view = self._read(self.store.in_view, "") if self.store is not None else ""
-        return next((i for i, tab in enumerate(tabs) if tab.chat.id == in_view), 0)
+        return next((i for i, tab in enumerate(tabs) if tab.chat.key == in_view), 0)
 
     @property
     def first_start(self) -> bool:
@@ -87,13 +87,17 @@ class Saver:
         places = {tab.chat: place for place, tab in enumerate(self._app.tabs)}
         unsaved, self._unsaved = self._unsaved, set()
         for chat in unsaved:
-            if not self._try(self.store.save, chat, places.get(chat)):
+            if not self._try(self._save, self.store, chat, places.get(chat)):
                 self._unsaved.add(chat)
         if self.problem and unsaved and not self._unsaved:
             self.problem = ""
             self._app.notify("Chats are saved again.")
         if self.store.owns_tabs:
-            self._try(self.store.put_in_view, self._app.tab.chat.id)
+            self._try(self.store.put_in_view, self._app.tab.chat)
+
+    def _save(self, store: ChatStore, chat: Chat, tab: int | None) -> None:
+        if store.save(chat, tab):
+            self._app.notify(f"{chat.name}: {PARTED}.", markup=False, timeout=10)
 
     def _open_late(self) -> None:
         """What kept the chats from being saved may have passed: a disk has room again."""
@@ -125,7 +129,7 @@ class Saver:
     def delete(self, chat: Chat) -> None:
         self._unsaved.discard(chat)
         if self.store is not None:
-            self._try(self.store.delete, chat.id)
+            self._try(self.store.delete, chat)
 
     def close(self) -> None:
         self.now()

@@ -63,11 +63,11 @@ class Sidebar(Vertical):
         words = self._words
         hits = {found.id for found in self._found}
         rows = [
-            (tab.chat.id, _open_line(tab, tab is active))
+            (tab.chat.key, _open_line(tab, tab is active))
             for tab in tabs
-            if tab.chat.id in hits or words.lower() in tab.chat.name.lower()
+            if tab.chat.key in hits or words.lower() in tab.chat.name.lower()
         ]
-        ids = {tab.chat.id for tab in tabs}
+        ids = {tab.chat.key for tab in tabs}
         saved = [(found.id, _saved_line(found)) for found in self._found if found.id not in ids]
         shown = (rows, saved)
         if shown != self._shown:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
 
 import pkvchat.conversation
+from pkvchat.chats import Chat
 from pkvchat.commands.command import CommandError
 from pkvchat.conversation import Conversation
 from pkvchat.errors import ChatError
 from pkvchat.options import EngineOptions
 from pkvchat.plain import COMMANDS
 from pkvchat.settings import Settings
+from pkvchat.store import ChatStore, store_path
+
+FullDisk = Callable[[], AbstractContextManager[None]]
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +133,52 @@ def test_saved_chats_are_listed_opened_renamed_and_deleted(
     assert "rivers" not in said("/chats")
     with pytest.raises(CommandError, match="no saved chat holds that"):
         said("/chats about rivers")
+
+
+def test_a_chat_that_the_app_shows_is_not_written_over(
+    conversation: Conversation, said: Callable[[str], str]
+) -> None:
+    app, chat = ChatStore(store_path()), Chat()
+    chat.add("user", "hello one")
+    app.save(chat, tab=0)
+    said("/chats")
+    assert "note: another pkvchat shows it" in said("/open 1")
+    with pytest.raises(CommandError, match="another pkvchat shows 'hello one': delete it there"):
+        said("/delete")
+    said("/save")
+    assert [again.id for again in app.open_chats()] == [chat.id], "its tab is the app's"
+    chat.add("user", "from the app")
+    app.save(chat, tab=0)
+    conversation.current.chat.add("user", "from here")
+    assert "yours is now saved as a chat of its own" in said("/save")
+    app.close()
+    assert len(said("/chats hello one").splitlines()) == 3
+    said("/delete")
+    reader = ChatStore(store_path())
+    assert [m.text for m in reader.load(chat.id).messages] == ["hello one", "from the app"]
+    assert len(reader.find("")) == 1
+    with pytest.raises(CommandError, match="no saved chat holds that"):
+        said("/chats from here")
+
+
+def test_a_full_disk_stops_what_writes_alone(
+    conversation: Conversation, said: Callable[[str], str], full_disk: FullDisk
+) -> None:
+    conversation.current.chat.add("user", "rivers")
+    said("/save")
+    said("/clear")
+    conversation.current.chat.add("user", "birds")
+    with full_disk():
+        assert "rivers" in said("/chats")
+        with pytest.raises(ChatError, match="/export FILE keeps this chat, /clear drops it"):
+            said("/open 1")
+        assert "what was said goes on in the new chat alone" in said("/fork")
+        assert conversation.current.chat.name == "fork: birds"
+        assert conversation.current.chat.messages[0].text == "birds"
+        assert said("/delete") == "deleted 'fork: birds'\n"
+        assert said("/open 1") == "this is now 'rivers'\n"
+        with pytest.raises(CommandError, match="no saved chat holds that"):
+            said("/chats birds")
 
 
 def test_a_title_can_be_seen_and_has_an_end(

@@ -10,6 +10,8 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -22,6 +24,8 @@ from pkvchat.chats import Chat, Message, Version
 from pkvchat.errors import ChatError
 from pkvchat.store import MIGRATIONS, ChatStore
 
+FullDisk = Callable[[], AbstractContextManager[None]]
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -31,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 def content(chat: Chat) -> object:
     """Everything of a chat, for comparing."""
     messages = [(vars(m) | {"versions": [vars(v) for v in m.versions]}) for m in chat.messages]
-    return vars(chat) | {"messages": messages}
+    return vars(chat) | {"messages": messages, "saved": None}
 
 
 def a_chat() -> Chat:
@@ -122,7 +126,7 @@ def test_tabs_keep_their_order_and_closed_chats_stay_to_be_found(path: Path) -> 
     assert [chat.title for chat in store.open_chats()] == ["second", "first"]
     assert not store.is_empty()
     assert {found.title for found in store.find("")} == {"first", "second", "closed"}
-    store.delete(closed.id)
+    store.delete(closed)
     assert [found.title for found in store.find("clo")] == []
     with pytest.raises(ChatError, match="deleted meanwhile"):
         store.load(closed.id)
@@ -165,6 +169,8 @@ def test_bytes_that_rot_inside_the_file(path: Path) -> None:
         "UPDATE messages SET chosen = -5",
         "UPDATE messages SET chosen = 'x'",
         "UPDATE messages SET role = x'00ff'",
+        "UPDATE messages SET id = x'00ff' WHERE place = 0",
+        "UPDATE chats SET tab = 'x'",
         "UPDATE chats SET updated = 'abc'",
         "UPDATE chats SET updated = -9e999",
         "UPDATE chats SET title = x'00ff', system = 7, draft = 1.5",
@@ -188,10 +194,72 @@ def test_values_of_other_types_and_ranges_still_open(path: Path, damage: str) ->
 def test_a_chat_that_others_deleted_is_written_whole(path: Path) -> None:
     mine, other, chat = ChatStore(path), ChatStore(path), a_chat()
     mine.save(chat, tab=0)
-    other.delete(chat.id)
+    other.delete(chat)
     chat.add("user", "and at night?")
     mine.save(chat, tab=0)
     assert content(other.load(chat.id)) == content(chat)
+
+
+def test_two_that_write_to_one_chat_part(path: Path) -> None:
+    """The first keeps the chat, each keeps all its turns, and nothing is interleaved."""
+    mine, other = ChatStore(path), ChatStore(path)
+    chat = a_chat()
+    mine.save(chat, tab=0)
+    theirs = other.load(chat.id)
+    chat.add("user", "from me")
+    theirs.add("user", "from them")
+    assert not mine.save(chat, tab=0)
+    assert other.save(theirs)
+    assert theirs.key != theirs.id == chat.key
+    for store, one in ((mine, chat), (other, theirs), (mine, chat), (other, theirs)):
+        one.add("assistant", "and more").version.reason = "stop"
+        assert not store.save(one), "they part once"
+    for one in (chat, theirs):
+        texts = [m.text for m in ChatStore(path).load(one.key).messages]
+        assert texts == [m.text for m in one.messages]
+    assert [found.id for found in mine.find("") if found.is_open] == [chat.key]
+    other.put_in_view(theirs)
+    other.delete(theirs)
+    assert [found.id for found in mine.find("")] == [chat.key]
+
+
+def test_who_only_reads_a_chat_makes_none_of_their_own(path: Path) -> None:
+    mine, other, chat = ChatStore(path), ChatStore(path), a_chat()
+    mine.save(chat, tab=3)
+    theirs = other.load(chat.id)
+    chat.add("user", "go on")
+    mine.save(chat, tab=3)
+    assert not other.save(theirs)
+    (found,) = mine.find("")
+    assert found.is_open, "a save that names no tab leaves it alone"
+    assert content(mine.load(chat.id)) == content(chat)
+
+
+@pytest.mark.parametrize("version", [-1, 0, 1])
+def test_a_schema_that_is_further_than_its_number_says(path: Path, version: int) -> None:
+    store, chat = ChatStore(path), a_chat()
+    chat.messages[1].version.model = "SmolLM2"
+    store.save(chat, tab=0)
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {version}")
+    store = ChatStore(path)
+    assert [content(again) for again in store.open_chats()] == [content(chat)]
+    assert store._rows("PRAGMA user_version") == [(len(MIGRATIONS),)]
+
+
+def test_a_full_disk_can_still_be_read(path: Path, full_disk: FullDisk) -> None:
+    store, chat = ChatStore(path), a_chat()
+    store.save(chat, tab=0)
+    store.close()
+    with full_disk():
+        store = ChatStore(path)
+        assert [content(again) for again in store.open_chats()] == [content(chat)]
+        (found,) = store.find("blue")
+        assert not store.save(store.load(found.id), tab=0), "there is nothing to write"
+        with pytest.raises(ChatError, match="cannot be saved"):
+            store.save(Chat("new"), tab=1)
+        store.close()
 
 
 def test_search_ignores_case_in_any_alphabet(path: Path) -> None:

@@ -61,6 +61,25 @@ async def test_a_second_app_leaves_the_first_ones_tabs_alone(
         assert [tab.chat.messages for tab in window.app.tabs] == [[]]
 
 
+async def test_a_chat_that_others_wrote_to_becomes_one_of_its_own(
+    open_app: OpenApp, store: ChatStore, talk: Chat
+) -> None:
+    store.save(talk, 0)
+    async with open_app("blue", store=store) as window:
+        other = ChatStore(store.path)
+        theirs = other.load(talk.id)
+        theirs.add("user", "from elsewhere")
+        other.save(theirs)
+        await window.ask("sky?")
+        await window.settle(lambda: "yours is now saved as" in " ".join(window.notes))
+        await window.shows("blue")
+        assert len(window.notes) == 1
+        window.app.open_saved(talk.id)
+        assert window.chat.messages[-1].text == "from elsewhere", "it is another chat than ours"
+    first, ours = ChatStore(store.path).open_chats()
+    assert {chat.messages[-1].text for chat in (first, ours)} == {"blue", "from elsewhere"}
+
+
 async def test_a_disk_that_refuses_is_said_once_and_the_chat_goes_on(
     open_app: OpenApp, store: ChatStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
