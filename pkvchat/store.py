@@ -2,66 +2,29 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from platformdirs import user_data_path
 
+from .chat_file import SQLITE_ERRORS, ChatFile, try_lock
 from .chats import ANSWERS, NEW_CHAT, Chat, Message, Saved, Version, new_id
 from .clean import one_line
 from .errors import ChatError
 
 T = TypeVar("T")
 
-# What brings a file from each schema version to the next; the last entry's number is ours.
-MIGRATIONS = (
-    """
-    CREATE TABLE IF NOT EXISTS chats (
-        id TEXT PRIMARY KEY,
-        title TEXT NOT NULL,
-        system TEXT NOT NULL,
-        draft TEXT NOT NULL,
-        updated REAL NOT NULL,
-        tab INTEGER  -- place among the open tabs; NULL once closed
-    );
-    CREATE TABLE IF NOT EXISTS messages (
-        id TEXT PRIMARY KEY,
-        chat_id TEXT NOT NULL REFERENCES chats ON DELETE CASCADE,
-        place INTEGER NOT NULL,
-        role TEXT NOT NULL,
-        chosen INTEGER NOT NULL,
-        queued INTEGER NOT NULL
-    );
-    CREATE INDEX IF NOT EXISTS messages_of_chat ON messages (chat_id, place);
-    CREATE TABLE IF NOT EXISTS versions (
-        message_id TEXT NOT NULL REFERENCES messages ON DELETE CASCADE,
-        number INTEGER NOT NULL,
-        text TEXT NOT NULL,
-        reason TEXT NOT NULL,
-        new_tokens INTEGER NOT NULL,
-        ttft_s REAL NOT NULL,
-        tokens_per_s REAL NOT NULL,
-        PRIMARY KEY (message_id, number)
-    );
-    """,
-    "ALTER TABLE versions ADD COLUMN model TEXT NOT NULL DEFAULT ''",
-    "ALTER TABLE chats ADD COLUMN in_view INTEGER NOT NULL DEFAULT 0",
-)
 _VERSION = "text, reason, new_tokens, ttft_s, tokens_per_s, model"  # Version's fields, in order
 # SQLite holds any value in any column; what others have written there becomes what it should be.
 _READ_VERSION = (
     "CAST(text AS TEXT), CAST(reason AS TEXT), CAST(new_tokens AS INTEGER), CAST(ttft_s AS REAL), "
     "CAST(tokens_per_s AS REAL), CAST(model AS TEXT)"
 )
-# sqlite3 raises the second where its message quotes a schema that is damaged
-_SQLITE = (sqlite3.Error, UnicodeDecodeError)
 TAB_STAYS = -1  # for ``save``: the chat's place among the tabs is another's to say
 PARTED = "another pkvchat wrote to this chat, too; yours is now saved as a chat of its own"
 _SNIPPET = 60  # characters of a search hit's surroundings
@@ -105,17 +68,14 @@ class ChatStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.note = ""
-        self._alone = False  # only this connection can use the file, see _connect
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with _alone_in(path.parent):  # of several first starts, one makes the tables
-                self._db = self._open()
-            self._lock = _try_lock(path.with_suffix(".lock"))
-        except (OSError, *_SQLITE) as error:
+            self._file = ChatFile.open(path)
+            self._lock = try_lock(path.with_suffix(".lock"))
+        except (OSError, *SQLITE_ERRORS) as error:
             raise ChatError(
                 f"chats cannot be saved in {path}: {error}; check its permissions and space"
             ) from error
+        self.note, self._db = self._file.note, self._file.db
 
     @property
     def owns_tabs(self) -> bool:
@@ -126,51 +86,6 @@ class ChatStore:
         self._db.close()
         if self._lock is not None:
             os.close(self._lock)
-
-    # --- opening ------------------------------------------------------------------------------
-
-    def _open(self) -> sqlite3.Connection:
-        try:
-            return self._connect()
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            aside = self.path.with_suffix(f".damaged-{int(time.time())}")
-            self.path.rename(aside)
-            for extra in ("-wal", "-shm"):  # the first may hold what was written last
-                with suppress(FileNotFoundError):
-                    Path(f"{self.path}{extra}").rename(f"{aside}{extra}")
-            self.note = f"{self.path.name} was damaged ({error}); it is kept as {aside.name}"
-            return self._connect()
-
-    def _connect(self) -> sqlite3.Connection:
-        db = _connect(self.path)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:  # a full disk has no room for what processes share
-            db.close()
-            db = _connect(self.path)
-            db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            db.execute("PRAGMA journal_mode = WAL")
-            self._alone = True
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute("PRAGMA foreign_keys = ON")
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version > len(MIGRATIONS):
-            raise ChatError(
-                f"{self.path} is of schema {version}, from a later pkvchat; "
-                f"this one knows up to {len(MIGRATIONS)}: update pkvchat"
-            )
-        for number in range(max(version, 0), len(MIGRATIONS)):
-            done = f"PRAGMA user_version = {number + 1}"
-            try:
-                db.executescript(f"BEGIN;{MIGRATIONS[number]};{done};COMMIT;")
-            except sqlite3.OperationalError as error:
-                if "duplicate column name" not in str(error):
-                    raise
-                db.rollback()  # the file is further than the number in it says
-                db.execute(done)
-        return db
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -250,7 +165,7 @@ class ChatStore:
                 raise
             self._db.execute("COMMIT")
             return written
-        except _SQLITE as error:
+        except SQLITE_ERRORS as error:
             raise ChatError(f"chats cannot be saved in {self.path}: {error}") from error
 
     # --- reading ------------------------------------------------------------------------------
@@ -317,7 +232,7 @@ class ChatStore:
 
         Reads every text that there is, so it may be called from any thread. Raises ChatError.
         """
-        with self._reading(), self._reader() as db:
+        with self._reading(), self._file.reader() as db:
             rows = db.execute(
                 "SELECT c.id, CAST(c.title AS TEXT), CAST(c.updated AS REAL), c.tab IS NOT NULL, ("
                 "  SELECT CAST(v.text AS TEXT)"
@@ -332,9 +247,6 @@ class ChatStore:
             for id, title, updated, is_open, hit in rows
         ]
 
-    def _reader(self) -> AbstractContextManager[sqlite3.Connection]:
-        return nullcontext(self._db) if self._alone else closing(_connect(self.path))
-
     def _rows(self, query: str, *values: object) -> list[Any]:
         with self._reading():
             return self._db.execute(query, values).fetchall()
@@ -343,18 +255,11 @@ class ChatStore:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except _SQLITE as error:
+        except SQLITE_ERRORS as error:
             raise ChatError(
                 f"{self.path} cannot be read: {error}; move it away to start afresh, "
                 "or save what it holds with sqlite3's .recover"
             ) from error
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, timeout=5, check_same_thread=False)
-    db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one bad byte costs one byte
-    db.create_function("casefold", 1, lambda text: str(text).casefold(), deterministic=True)
-    return db
 
 
 def _signature(message: Message, place: int) -> tuple[object, ...]:
@@ -380,26 +285,3 @@ def _snippet(text: str, words: str) -> str:
     at = max(text.lower().find(words.lower()), 0)
     start = max(at - _SNIPPET // 3, 0)
     return " ".join(text[start : start + _SNIPPET].split())
-
-
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """No other process is in here for the same directory, where its file system has locks."""
-    lock = os.open(directory, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _try_lock(path: Path) -> int | None:
-    """A lock that ends with the process, or None while another process holds it."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return None
-    return lock

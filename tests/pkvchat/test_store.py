@@ -20,9 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pkvchat.chat_file import MIGRATIONS
 from pkvchat.chats import Chat, Message, Version
 from pkvchat.errors import ChatError
-from pkvchat.store import MIGRATIONS, ChatStore
+from pkvchat.store import ChatStore
 
 FullDisk = Callable[[], AbstractContextManager[None]]
 

@@ -1,0 +1,157 @@
+"""The SQLite file that chats are saved in: opened, brought to our schema, set aside if damaged."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .errors import ChatError
+
+# What brings a file from each schema version to the next; the last entry's number is ours.
+MIGRATIONS = (
+    """
+    CREATE TABLE IF NOT EXISTS chats (
+        id TEXT PRIMARY KEY,
+        title TEXT NOT NULL,
+        system TEXT NOT NULL,
+        draft TEXT NOT NULL,
+        updated REAL NOT NULL,
+        tab INTEGER  -- place among the open tabs; NULL once closed
+    );
+    CREATE TABLE IF NOT EXISTS messages (
+        id TEXT PRIMARY KEY,
+        chat_id TEXT NOT NULL REFERENCES chats ON DELETE CASCADE,
+        place INTEGER NOT NULL,
+        role TEXT NOT NULL,
+        chosen INTEGER NOT NULL,
+        queued INTEGER NOT NULL
+    );
+    CREATE INDEX IF NOT EXISTS messages_of_chat ON messages (chat_id, place);
+    CREATE TABLE IF NOT EXISTS versions (
+        message_id TEXT NOT NULL REFERENCES messages ON DELETE CASCADE,
+        number INTEGER NOT NULL,
+        text TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        new_tokens INTEGER NOT NULL,
+        ttft_s REAL NOT NULL,
+        tokens_per_s REAL NOT NULL,
+        PRIMARY KEY (message_id, number)
+    );
+    """,
+    "ALTER TABLE versions ADD COLUMN model TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE chats ADD COLUMN in_view INTEGER NOT NULL DEFAULT 0",
+)
+# sqlite3 raises the second where its message quotes a schema that is damaged
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+
+
+@dataclass(frozen=True)
+class ChatFile:
+    """db: the writer's connection. alone: no other can use the file, the disk being full.
+
+    note: "" or a line about a damaged file, which is kept under another name.
+    """
+
+    path: Path
+    db: sqlite3.Connection
+    alone: bool = False
+    note: str = ""
+
+    @classmethod
+    def open(cls, path: Path) -> ChatFile:
+        """Of our schema. Raises OSError, SQLITE_ERRORS, or ChatError for a later pkvchat's."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone_in(path.parent):  # of several first starts, one makes the tables
+            try:
+                return _open(path)
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                aside = _set_aside(path)
+                note = f"{path.name} was damaged ({error}); it is kept as {aside.name}"
+                return replace(_open(path), note=note)
+
+    def reader(self) -> AbstractContextManager[sqlite3.Connection]:
+        """A connection for any thread, while the writer's is in use, too."""
+        return nullcontext(self.db) if self.alone else closing(_connect(self.path))
+
+
+def _set_aside(path: Path) -> Path:
+    aside = path.with_suffix(f".damaged-{int(time.time())}")
+    path.rename(aside)
+    for extra in ("-wal", "-shm"):  # the first may hold what was written last
+        with suppress(FileNotFoundError):
+            Path(f"{path}{extra}").rename(f"{aside}{extra}")
+    return aside
+
+
+def _open(path: Path) -> ChatFile:
+    db, alone = _connect(path), False
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+    except sqlite3.OperationalError:  # a full disk has no room for what processes share
+        db.close()
+        db, alone = _connect(path), True
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("PRAGMA foreign_keys = ON")
+    _migrate(path, db)
+    return ChatFile(path, db, alone)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, timeout=5, check_same_thread=False)
+    db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one bad byte costs one byte
+    db.create_function("casefold", 1, lambda text: str(text).casefold(), deterministic=True)
+    return db
+
+
+def _migrate(path: Path, db: sqlite3.Connection) -> None:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise ChatError(
+            f"{path} is of schema {version}, from a later pkvchat; "
+            f"this one knows up to {len(MIGRATIONS)}: update pkvchat"
+        )
+    for number in range(max(version, 0), len(MIGRATIONS)):
+        done = f"PRAGMA user_version = {number + 1}"
+        try:
+            db.executescript(f"BEGIN;{MIGRATIONS[number]};{done};COMMIT;")
+        except sqlite3.OperationalError as error:
+            if "duplicate column name" not in str(error):
+                raise
+            db.rollback()  # the file is further than the number in it says
+            db.execute(done)
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """No other process is in here for the same directory, where its file system has locks."""
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def try_lock(path: Path) -> int | None:
+    """A lock that ends with the process, or None while another process holds it.
+
+    Raises OSError where the file cannot be made.
+    """
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
