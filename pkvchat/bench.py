@@ -37,7 +37,7 @@ from .machine import device_name, versions
 from .options import EngineOptions
 from .progress_line import ProgressLine
 from .sampling import SamplingParams
-from .startup import build_engine, prepare, start_engine
+from .startup import build_engine, check_options, prepare, start_engine
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,8 @@ def _rows(
     context = longest.context
     options = replace(options, context=context, context_flag=longest.flag, policy=policies[0])
     with startup_errors():
+        for name in policies[1:]:
+            check_options(replace(options, policy=name))
         bandwidth = read_bandwidth(prepare(options))  # before the KV cache takes the memory
         subject = start(options, weights, progress)
         made = {name: subject.make_policy(name) for name in policies}

@@ -23,6 +23,7 @@ from .progress_line import ProgressLine
 from .sampling import SamplingParams
 from .service import ChatService
 from .sparkline import sparkline
+from .startup import check_options
 from .steps import StepRecord
 
 _WARM_TOKENS = 4
@@ -88,6 +89,8 @@ def run(
     greedy = replace(params, temperature=0.0)
     with closing(ProgressLine(sys.stderr)) as progress:
         with startup_errors():
+            for policy in policies[1:]:
+                check_options(replace(options, policy=policy))
             service = ChatService(replace(options, policy=policies[0]), progress)
         rounds = list(compare(service, greedy, policies, prompts, batch, progress))
         service.close()

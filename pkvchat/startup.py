@@ -12,7 +12,7 @@ from pkvchat.kernels.attention.batch import QUANT_MAX, AttentionShape
 from pkvchat.kernels.attention.registry import STRATEGIES
 from pkvchat.kernels.policy.calibration import Calibrator, DeviceTypes
 from pkvchat.kernels.policy.cost import CostModel
-from pkvchat.kernels.policy.policy import Policy, create_policy, policy_names
+from pkvchat.kernels.policy.policy import Policy, check_policy, create_policy
 from pkvchat.kernels.policy.surcharge import StepTimes
 from pkvchat.kernels.progress import Progress
 from pkvchat.models.causal_lm import CausalLM
@@ -106,7 +106,10 @@ def start_engine(options: EngineOptions, progress: Progress, *, fresh: bool = Fa
 
 
 def prepare(options: EngineOptions) -> torch.device:
-    """The device, after what can be checked and set before a model is there. Raises ValueError."""
+    """The device, after what can be checked and set before a model is there.
+
+    Raises what check_options raises.
+    """
     check_options(options)
     device = pick_device(options.device)
     if options.threads:
@@ -262,9 +265,11 @@ def cache_dtypes(options: EngineOptions, fast: torch.dtype) -> tuple[torch.dtype
 
 
 def check_options(options: EngineOptions) -> None:
-    """What can be known to be wrong before anything is loaded. Raises ValueError."""
-    if options.policy not in policy_names():
-        raise ValueError(f"unknown policy {options.policy!r}: one of {', '.join(policy_names())}")
+    """What can be known to be wrong before anything is loaded.
+
+    Raises ValueError, or StrategyUnavailable for a policy that the device cannot follow.
+    """
+    check_policy(options.policy, pick_device(options.device).type)
     if options.dtype not in DTYPES:
         raise ValueError(f"unknown dtype {options.dtype!r}: one of {', '.join(DTYPES)}")
     if options.cache_type not in CACHE_TYPES:

@@ -28,14 +28,7 @@ _ON_CPU = {
 
 def create_strategy(name: str, shape: AttentionShape) -> Strategy:
     """Raises ValueError for an unknown name, StrategyUnavailable where it cannot run."""
-    if name not in STRATEGIES:
-        raise ValueError(f"unknown strategy {name!r}; choose one of {', '.join(STRATEGIES)}")
-    device = shape.device.type
-    implementations = _ON_CUDA if device == "cuda" else _ON_CPU
-    if name not in implementations:
-        others = ", ".join(implementations)
-        raise StrategyUnavailable(f"{name} needs a CUDA device; {device} has {others}")
-    module, cls = implementations[name]
+    module, cls = implementation(name, shape.device.type)
     try:
         strategy: Strategy = getattr(import_module(f".{module}", __package__), cls)(shape)
     except ImportError as error:
@@ -43,6 +36,20 @@ def create_strategy(name: str, shape: AttentionShape) -> Strategy:
             f"{name} cannot be imported ({error}); install pkvchat[cuda]"
         ) from error
     return strategy
+
+
+def implementation(name: str, device: str) -> tuple[str, str]:
+    """The module and the class for a type of device, "cpu" or "cuda".
+
+    Raises ValueError for an unknown name, StrategyUnavailable where there is none for ``device``.
+    """
+    if name not in STRATEGIES:
+        raise ValueError(f"unknown strategy {name!r}; choose one of {', '.join(STRATEGIES)}")
+    implementations = _ON_CUDA if device == "cuda" else _ON_CPU
+    if name not in implementations:
+        others = ", ".join(implementations)
+        raise StrategyUnavailable(f"{name} needs a CUDA device; {device} has {others}")
+    return implementations[name]
 
 
 def why_unavailable(name: str, shape: AttentionShape) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import ge, le
 from typing import TYPE_CHECKING, Protocol
 
-from ..attention.registry import STRATEGIES, why_unavailable
+from ..attention.registry import STRATEGIES, implementation, why_unavailable
 from ..attention.strategy import StrategyUnavailable
 from .cost import CostModel
 from .surcharge import StepTimes, Surcharge
@@ -55,6 +55,21 @@ def policy_names() -> list[str]:
     return ["adaptive", *(_FORCED + name for name in STRATEGIES)]
 
 
+def check_policy(name: str, device: str) -> None:
+    """What can be known of it before there is a model. device: its type.
+
+    Raises ValueError for an unknown name, StrategyUnavailable for a forced strategy that no such
+    device has.
+    """
+    if name not in policy_names():
+        raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}")
+    if name.startswith(_FORCED):
+        try:
+            implementation(name.removeprefix(_FORCED), device)
+        except StrategyUnavailable as error:
+            raise StrategyUnavailable(f"--policy {name}: {error}") from None
+
+
 def create_policy(
     name: str,
     shape: AttentionShape,
@@ -70,8 +85,7 @@ def create_policy(
     Raises ValueError for an unknown name, StrategyUnavailable for a forced strategy that is not
     in ``available``.
     """
-    if name not in policy_names():
-        raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}")
+    check_policy(name, shape.device.type)
     model = CostModel(shape, calibration.workers, calibration.costs, num_layers, windows)
     surcharge = Surcharge(steps, model)
     if not name.startswith(_FORCED):

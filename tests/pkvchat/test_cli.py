@@ -90,6 +90,25 @@ def test_an_unknown_policy_lists_those_there_are(run_cli):
     assert_refused(run_cli("--policy", "fastest", "-p", "hi"), 2, "'fastest'", *names)
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("-p", "hi", "--policy", "forced-flashinfer"),
+        ("bench", "--policy", "adaptive,forced-flashinfer"),
+        ("compare", "-f", "prompts.txt", "--policy", "adaptive,forced-flashinfer"),
+    ],
+)
+def test_a_strategy_that_needs_a_gpu_is_refused_before_a_model_is_looked_for(
+    run_cli, tmp_path, monkeypatch, args
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("hi\n")
+    done = run_cli(*args, "--device", "cpu", "-m", tmp_path / "none")
+    assert_refused(
+        done, 1, "--policy forced-flashinfer: flashinfer needs a CUDA device; cpu has split"
+    )
+
+
 def test_a_prompt_that_is_not_utf8(run_cli, tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_bytes(b"hello \xff world")
