@@ -24,6 +24,7 @@ from pkvchat.messages import (
     Delta,
     Event,
     Finished,
+    Pages,
     Ready,
     Request,
     Started,
@@ -99,7 +100,7 @@ class StandIn:
                 case Submit(chat_id, messages):
                     asked = messages[-1].content
                     self._streams[chat_id] = code() if asked == "code" else words(len(asked))
-                    self._news.append(Started(chat_id, 100, 0))
+                    self._news += [Started(chat_id, 100, 0), Pages(500, 0, 65536)]
                 case Stop(chat_id) if self._streams.pop(chat_id, None):
                     self._news.append(Finished(chat_id, "cancelled", 100, 1, 0.1, 1.0))
 

@@ -214,6 +214,15 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class Pages:
+    """The KV cache's pages from now on; shared: of those used, what more than one chat reads."""
+
+    used: int
+    shared: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Died:
     """The engine process is gone; ``message`` says what is known. Made by the client."""
 
@@ -233,5 +242,6 @@ Event = (
     | PolicyChanged
     | Benched
     | Steps
+    | Pages
     | Died
 )

@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
+from .messages import Pages
 from .steps import StepRecord
 
 RECENT_STEPS = 600
@@ -16,7 +17,7 @@ _GAP_S = 0.5  # between steps: longer means nobody was waiting for a token
 
 class Meter:
     """recent: the last steps. shares: steps so far per strategy. ttfts: seconds from a prompt to
-    its first token, of the last answers.
+    its first token, of the last answers. pages: of the KV cache, as they are now.
 
     Rates are in tokens/s of decode, over the time between steps as a person waits for it, idle
     gaps left out.
@@ -27,6 +28,7 @@ class Meter:
         self.rates: deque[float] = deque(maxlen=RECENT_STEPS)
         self.shares: Counter[str] = Counter()
         self.ttfts: deque[float] = deque(maxlen=_RECENT_ANSWERS)
+        self.pages = Pages(0, 0, 0)
         self._window: deque[tuple[float, int, float]] = deque()
         self._tokens = 0
         self._seconds = 0.0

@@ -18,6 +18,7 @@ from .messages import (
     Event,
     Failed,
     Loading,
+    Pages,
     Prefilled,
     Request,
     Shutdown,
@@ -100,10 +101,11 @@ class TokenCounter:
 
 def coalesce(events: list[Event]) -> list[Event]:
     """The same story in fewer events: neighbouring text of a chat, prefill progress and step
-    records are joined. Each chat's own order is kept."""
+    records are joined, and of the pages the newest are told. Each chat's own order is kept."""
     out: list[Event] = []
     deltas: dict[str, int] = {}  # chat -> index in out of a Delta that may still grow
     steps: list[Steps] = []
+    pages: Pages | None = None
     for event in events:
         match event:
             case Delta(chat_id, text, count) if chat_id in deltas:
@@ -116,6 +118,8 @@ def coalesce(events: list[Event]) -> list[Event]:
                 out.append(event)
             case Steps():
                 steps.append(event)
+            case Pages():
+                pages = event
             case Loading() | Prefilled() if (
                 out and type(out[-1]) is type(event) and (_subject(out[-1]) == _subject(event))
             ):
@@ -125,7 +129,7 @@ def coalesce(events: list[Event]) -> list[Event]:
                 out.append(event)
     if steps:
         out.append(Steps(tuple(record for event in steps for record in event.records)))
-    return out
+    return [*out, pages] if pages else out
 
 
 def _subject(event: Event) -> str | None:

@@ -25,6 +25,7 @@ from .messages import (
     Finished,
     Fork,
     Notice,
+    Pages,
     PolicyChanged,
     Prefilled,
     Request,
@@ -81,6 +82,7 @@ class ChatService:
         self._engine = self._started.engine
         self._streams: dict[str, _Stream] = {}
         self._bench: ShortBench | None = None
+        self._pages = Pages(0, 0, self._engine.pool.capacity)  # as last told
 
     @property
     def idle(self) -> bool:
@@ -98,9 +100,11 @@ class ChatService:
                 case Close(chat_id):
                     self._engine.close(chat_id)
                     self._streams.pop(chat_id, None)
+                    return self._new_pages()
                 case Fork(source, target):
                     with suppress(KeyError):  # a chat that has no KV yet: nothing to share
                         self._engine.fork(source, target)
+                    return self._new_pages()
                 case CountTokens(chat_id, number):
                     return [Counted(chat_id, number, len(self._prompt(request.messages)))]
                 case SetPolicy(name):
@@ -117,12 +121,20 @@ class ChatService:
     def poll(self) -> list[Event]:
         """Run one step, if there is work, and return what came of it."""
         if not self._engine.idle:
-            return self._events(self._engine.step())
+            return [*self._events(self._engine.step()), *self._new_pages()]
         return self._run_bench() if self._bench else []
 
     def close(self) -> None:
         if self._steps is not None:
             self._steps.close()
+
+    def _new_pages(self) -> list[Event]:
+        pool = self._engine.pool
+        pages = Pages(pool.num_used, pool.num_shared, pool.capacity)
+        if pages == self._pages:
+            return []
+        self._pages = pages
+        return [pages]
 
     def _run_bench(self) -> list[Event]:
         assert self._bench is not None

@@ -61,9 +61,13 @@ class Inspector(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one(DataTable).add_columns(*_COLUMNS)
-        self.set_interval(_REFRESH_S, self._refresh_rows)
-        self._refresh_rows()
+        self.set_interval(_REFRESH_S, self._follow)
+        self._follow()
         self.query_one(DataTable).focus()
+
+    def _follow(self) -> None:
+        self._refresh_rows()
+        self._draw_record()
 
     def _refresh_rows(self) -> None:
         table = self.query_one(DataTable)
@@ -80,7 +84,6 @@ class Inspector(Screen[None]):
             right = (Text(figure, justify="right") for figure in figures)
             table.add_row(Text(step), Text(strategy), *right)
         self._draw_head()
-        self._draw_record()
 
     def _draw_head(self) -> None:
         what = self._strategy or "all strategies"
@@ -106,7 +109,7 @@ class Inspector(Screen[None]):
             f"lengths  {' · '.join(f'{n:,}' for n in record.seq_lens)}",
             f"tasks    {task_summary(record, self._page_size)}",
             f"pages    {record.pages_used:,} of {record.pages_total:,} used, "
-            f"{record.pages_shared:,} of them shared",
+            f"{record.pages_shared:,} of them shared; {self._meter.pages.used:,} used now",
             "",
             f"{'candidate':<14}{'predicted, a layer':>18}{f'batch of {record.batch}, p50':>20}",
         ]
@@ -128,7 +131,7 @@ class Inspector(Screen[None]):
         at = names.index(self._strategy) if self._strategy in names else 0
         self._strategy = names[(at + 1) % len(names)]
         self._shown = []
-        self._refresh_rows()
+        self._follow()
 
     def action_save(self) -> None:
         """The steps shown, oldest first, to a file of its own here."""

@@ -76,7 +76,7 @@ class Panel(LineWidget):
         speed = (
             f"{meter.now():.1f} tokens/s",
             f"batch {last.batch}",
-            f"pages {last.pages_used:,}/{last.pages_total:,}",
+            f"pages {meter.pages.used:,}/{meter.pages.total:,}",
             f"average {meter.average:.1f}",
         )
         waits = (
@@ -120,7 +120,7 @@ class Panel(LineWidget):
                 *self._about_step(last, width),
                 *self._candidates(last, width),
                 *self._speed(width if sparklines else 0),
-                *self._pages(last, width),
+                *self._pages(width),
             ]
         return [*self._about_engine(width), *decode, *self._about_chats(width)]
 
@@ -222,18 +222,19 @@ class Panel(LineWidget):
             )
         return lines
 
-    def _pages(self, last: StepRecord, width: int) -> list[Strip]:
+    def _pages(self, width: int) -> list[Strip]:
         """Pages that one chat holds, those that several share, and the free ones."""
-        total = max(last.pages_total, 1)
-        shared = round(width * last.pages_shared / total)
-        used = max(round(width * last.pages_used / total) - shared, 0)
-        free = last.pages_total - last.pages_used
+        pages = self._meter.pages
+        total = max(pages.total, 1)
+        shared = round(width * pages.shared / total)
+        used = max(round(width * pages.used / total) - shared, 0)
         bar = [
             Segment("▓" * shared, self.palette.user),
             Segment("█" * used, self.palette.assistant),
             Segment("░" * (width - shared - used), self.palette.faint),
         ]
-        text = f"{last.pages_used:,} used, {last.pages_shared:,} shared, {free:,} free"
+        free = pages.total - pages.used
+        text = f"{pages.used:,} used, {pages.shared:,} shared, {free:,} free"
         return [
             *self._section("KV pages"),
             self._text(text[:width], self.palette.muted),

@@ -17,6 +17,7 @@ from pkvchat.messages import (
     Finished,
     Loading,
     Notice,
+    Pages,
     PolicyChanged,
     Ready,
     Started,
@@ -100,6 +101,9 @@ class Session:
         match event:
             case Steps(records):
                 self.meter.add(records)
+            case Pages():
+                self.meter.pages = event
+                self._app.draw_around()
             case Loading(stage, done, total):
                 state.stage, state.done, state.total = stage, done, total
             case Ready():
@@ -142,6 +146,7 @@ class Session:
     def _became_ready(self, ready: Ready) -> None:
         self.state.ready, self.state.policy, self.state.dead = ready, ready.policy, ""
         self._worked, self._options = ready, self.client.options
+        self.meter.pages = Pages(0, 0, ready.pages_total)
         self._app.transcript.name_speaker(one_line(ready.model))
         for note in ready.notes:
             self._app.notify(one_line(note), markup=False, timeout=8)

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pkvchat.messages import Delta, Event, Finished, Loading, Prefilled, Started, Steps
+from pkvchat.messages import Delta, Event, Finished, Loading, Pages, Prefilled, Started, Steps
 from pkvchat.process import coalesce
 from pkvchat.steps import StepRecord
 
@@ -19,6 +19,7 @@ events = st.lists(
         st.builds(
             Finished, chats, st.just("stop"), st.just(9), st.just(1), st.just(0.1), st.just(1.0)
         ),
+        st.builds(Pages, st.integers(0, 9), st.just(0), st.just(9)),
         st.builds(Steps, st.tuples(st.builds(record, st.integers(1, 99)))),
     ),
     max_size=30,
@@ -49,6 +50,8 @@ def test_coalescing_keeps_every_chats_story(batch: list[Event]) -> None:
     steps = [r for e in batch if isinstance(e, Steps) for r in e.records]
     assert [r for e in joined if isinstance(e, Steps) for r in e.records] == steps
     assert sum(isinstance(e, Steps) for e in joined) <= 1
+    pages = [e for e in batch if isinstance(e, Pages)]
+    assert [e for e in joined if isinstance(e, Pages)] == pages[-1:]
 
 
 def test_a_frame_of_tokens_becomes_one_event_per_chat() -> None:

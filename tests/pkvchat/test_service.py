@@ -22,6 +22,7 @@ from pkvchat.messages import (
     Finished,
     Fork,
     Notice,
+    Pages,
     PolicyChanged,
     RunBench,
     SetPolicy,
@@ -211,13 +212,16 @@ def test_a_policy_that_cannot_run_here_says_why(service: ChatService) -> None:
 def test_fork_shares_the_conversation(service: ChatService) -> None:
     events = run(service, ask("a", "Name a colour."))
     answer = text(events, "a")
-    assert service.handle(Fork("a", "b")) == []
+    (pages,) = service.handle(Fork("a", "b"))
+    assert pages == Pages(pages.used, pages.used - 2, pages.total)  # the last is copied
     more = run(service, ask("b", "Name a colour.", answer, "Another."))
     assert isinstance(more[0], Started)
     assert more[0].cached_tokens > 20
     assert service.handle(Fork("nobody", "c")) == []
-    for chat in "ab":
-        service.handle(Close(chat))
+    (alone,) = service.handle(Close("b"))
+    assert isinstance(alone, Pages)
+    assert alone.shared == 0
+    assert service.handle(Close("a")) == [Pages(0, 0, pages.total)]
 
 
 def test_what_a_user_types_is_never_a_special_token(service: ChatService) -> None:

@@ -21,6 +21,7 @@ from pkvchat.messages import (
     Died,
     Event,
     Finished,
+    Pages,
     Ready,
     Request,
     Started,
@@ -121,6 +122,7 @@ def answer(text: str) -> Callable[[Submit], list[Event]]:
             Started(chat, 20, 0),
             Delta(chat, text, 5),
             Steps((step(1),)),
+            Pages(65, 0, 512),
             Finished(chat, "stop", 20, 5, 0.21, 96.3),
         ]
 

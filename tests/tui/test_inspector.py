@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pkvchat.messages import Pages
 from pkvchat.tui.inspector import Inspector
 
 OpenApp = Callable[..., Any]
@@ -37,6 +38,9 @@ async def test_it_shows_filters_and_saves_steps(
         meter.add([record(3, "sdpa")])
         await window.pilot.pause(0.6)
         assert "1 step, sdpa, paused" in window.text
+        window.say(Pages(40, 0, 512))  # a chat was deleted: the steps stay what they were
+        await window.shows("0 of them shared; 40 used now")
+        assert "65 of 512 used" in window.text
         await window.press("escape")
         assert len(window.app.screen_stack) == 1
 

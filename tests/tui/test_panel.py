@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pkvchat.messages import Delta, Finished, Prefilled, SetPolicy, Started, Steps
+from pkvchat.messages import Delta, Finished, Pages, Prefilled, SetPolicy, Started, Steps
 from pkvchat.steps import StepRecord
 
 OpenApp = Callable[..., Any]
@@ -34,6 +34,7 @@ async def test_wide_it_says_everything(open_app: OpenApp, record: Record) -> Non
             Delta(two, "TWO", 20),
             Prefilled(three, 1000, 4000),
             Steps(tuple(steps)),
+            Pages(65, 3, 512),
         )
         await window.shows("reads 1,000/4,000")
         text = " ".join(window.text.split())
@@ -56,12 +57,14 @@ async def test_wide_it_says_everything(open_app: OpenApp, record: Record) -> Non
             assert fact in text, fact
         window.say(Finished(one, "stop", 100, 20, 0.25, 9.0))
         await window.shows("0.25 s  p95 0.25")
+        window.say(Pages(40, 0, 512))  # a chat was deleted
+        await window.shows("40 used, 0 shared, 472 free")
 
 
 @pytest.mark.parametrize("width", [30, 45, 60, 99])
 async def test_narrow_no_fact_is_cut(open_app: OpenApp, record: Record, width: int) -> None:
     async with open_app(size=(width, 24)) as window:
-        window.say(Steps((record(1),)))
+        window.say(Steps((record(1),)), Pages(65, 0, 512))
         await window.settle(lambda: window.app.panel._meter.last)
         await window.settle(lambda: len(window.app.panel._lines) == 3)
         first, second, _ = (strip.text.strip() for strip in window.app.panel._lines)

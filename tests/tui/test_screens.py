@@ -20,7 +20,17 @@ from textual.widgets import Input
 
 from pkvchat import meter, open_chat
 from pkvchat.chats import Chat
-from pkvchat.messages import Delta, Failed, Finished, Loading, Prefilled, Ready, Started, Steps
+from pkvchat.messages import (
+    Delta,
+    Failed,
+    Finished,
+    Loading,
+    Pages,
+    Prefilled,
+    Ready,
+    Started,
+    Steps,
+)
 from pkvchat.steps import StepRecord
 from pkvchat.store import ChatStore
 from pkvchat.tui import tabstrip
@@ -106,6 +116,7 @@ async def chats(window: Any, clock: SimpleNamespace) -> None:
     engine.say(
         Prefilled(three, 1000, 4000),
         Steps(tuple(starmap(_step, enumerate("S" * 30 + "D" * 12 + "W" * 9 + "F" * 5 + "S" * 9)))),
+        Pages(71, 20, 512),
         Delta(two, " the pages of", 27),
         Finished(one, "stop", 34, 60, 0.21, 96.3),
     )
