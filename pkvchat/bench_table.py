@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .clean import one_line
 from .engine.memory import human
 
 Row = dict[str, Any]
@@ -23,7 +24,7 @@ def print_markdown(rows: Iterable[Row]) -> None:
     widths: dict[str, int] = {}
     for row in rows:
         cells = {
-            "model": row["model"],
+            "model": one_line(row["model"]),
             "size": human(row["model_size"]),
             "params": f"{row['model_n_params'] / 1e6:.2f} M",
             "backend": row["backend"],

@@ -23,7 +23,7 @@ def run(options: EngineOptions) -> int:
     for name, why in ready.strategies.items():
         if why:
             print(f"{name} cannot run here: {why}")
-    print(f"\nOne layer of {ready.model}, predicted in µs:\n")
+    print(f"\nOne layer of {one_line(ready.model)}, predicted in µs:\n")
     for what, lengths in batches(ready.context).items():
         decision = policy.choose(lengths)
         us = ", ".join(f"{name} {us:g}" for name, us in decision.predicted_us.items())

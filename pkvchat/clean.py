@@ -36,18 +36,25 @@ _INVISIBLE_RANGES = (
 _INVISIBLE = {code: "" for first, last in _INVISIBLE_RANGES for code in range(first, last + 1)}
 _TABLE: dict[int, str] = {**_PICTURES, 0x7F: "␡", **_C1, **_LINE_ENDS, **_BIDI, **_INVISIBLE}
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# A joiner after a letter of Arabic, the Indic scripts and their kin is spelling, and stays. A text
-# may begin with one, being a part of a stream. Elsewhere it shows nothing, or makes one glyph of
-# two emoji in some terminals and not in others.
-_JOINERS = "\u200c\u200d"
+# A joiner after a letter of Arabic, the Indic scripts and their kin is spelling, and stays, as do
+# those between emoji. A text may begin with one, being a part of a stream. Elsewhere it shows
+# nothing.
+JOINERS = "\u200c\u200d"
 _JOINING = (
     "\u0600-\u109f\u1700-\u1cff\ua800-\uabff\ufb50-\ufdff\ufe70-\ufefc"
     "\U00010a00-\U00011fff\U0001e900-\U0001e95f"
 )
 _IDLE_JOINERS = re.compile(
-    f"(?:(?<=[^{_JOINING}{_JOINERS}])|^(?![{_JOINERS}][{_JOINING}]))[{_JOINERS}]+"
-    f"|(?<=[{_JOINERS}])[{_JOINERS}]+"
+    f"(?:(?<=[^{_JOINING}{JOINERS}])|^(?![{JOINERS}][{_JOINING}]))[{JOINERS}]+"
+    f"|(?<=[{JOINERS}])[{JOINERS}]+"
 )
+# Several emoji that are drawn as one: at most four, the most that Unicode gives a picture to, each
+# perhaps with the selector of its colours and a tone of skin.
+_EMOJI = (
+    "[\u2190-\u21ff\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff]"
+    "\ufe0f?[\U0001f3fb-\U0001f3ff]?"
+)
+_JOINED = re.compile(f"((?:^|{_EMOJI})\u200d{_EMOJI}(?:\u200d{_EMOJI}){{0,2}})")
 # Where many marks may be stacked: no mark is a \w. Left out are symbols, which often come in rows.
 _MANY_MARKS = 4
 _NO_LETTERS = re.compile(r"[^\w\s\x00-\u02ff\u2010-\u20cf\u2100-\u2bff\u3000-\u3029]{5,}")
@@ -65,6 +72,14 @@ def visible(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
+    if "\u200d" not in text:
+        return _visible(text)
+    parts = _JOINED.split(text)
+    return "".join(part if i % 2 else _visible(part) for i, part in enumerate(parts))
+
+
+def _visible(text: str) -> str:
+    """But for emoji that are joined."""
     text = text.replace("\r\n", "\n").translate(_TABLE).replace("\t", _TAB)
     if text.isascii():
         return text
@@ -78,9 +93,9 @@ def _few_marks(found: re.Match[str]) -> str:
     for character in found[0]:
         if category(character) in ("Mn", "Me"):
             marks += 1
-        elif character not in _JOINERS:
+        elif character not in JOINERS:
             marks = 0
-        if marks <= _MANY_MARKS or character in _JOINERS:
+        if marks <= _MANY_MARKS or character in JOINERS:
             kept.append(character)
     return "".join(kept)
 

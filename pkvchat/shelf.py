@@ -13,6 +13,7 @@ from pkvchat.models.catalogue import CATALOGUE, DEFAULT, FIRST_CONTEXT, SPARE, E
 from pkvchat.models.library import installed, remove
 from pkvchat.models.resolve import resolve, takes_original
 
+from .clean import one_line, visible
 from .engine.memory import CPU_SHARE, free_memory, human
 from .progress_line import ProgressLine
 
@@ -32,7 +33,7 @@ def list_models() -> int:
     of_catalogue = {name for e in CATALOGUE.values() for name in (e.name, e.repo, e.gguf_repo)}
     for name, model in here.items():
         if name not in of_catalogue:
-            print(f"{name}: {human(model.nbytes)}, downloaded")
+            print(f"{one_line(name)}: {human(model.nbytes)}, downloaded")
     where = "the GPU's memory" if gpu_memory else "memory"
     legend = (
         f"{human(free)} of {where} is free. memory: for a model and {FIRST_CONTEXT} tokens of chat."
@@ -73,8 +74,8 @@ def pull(name: str) -> int:
     with closing(ProgressLine(sys.stderr)) as progress:
         found = resolve(name, progress, _gpu_memory())
     if found.note:
-        print(found.note)
-    print(found.path)
+        print(one_line(found.note))
+    print(visible(str(found.path)) if sys.stdout.isatty() else found.path)
     return 0
 
 

@@ -14,7 +14,7 @@ ANY_TEXT = st.text(
     st.one_of(
         st.characters(codec=None),
         st.sampled_from(
-            "\x00\x07\x08\x1b\r\n\t\x7f\x9b\u200b\u202e\u2066\u2028\ufeff\ud800\u200c\u200d\u0301\u1dc0\u0591\u0645\u093e"
+            "👩🏽❤\ufe0f\u200d\x00\x07\x08\x1b\r\n\t\x7f\x9b\u200b\u202e\u2066\u2028\ufeff\ud800\u200c\u200d\u0301\u1dc0\u0591\u0645\u093e"
         ),
     )
 )
@@ -57,7 +57,10 @@ def test_typed_text_has_no_control_characters(text: str) -> None:
         ("safe\u202etxt.exe", "safe·txt.exe"),
         ("zero\u200bwidth", "zerowidth"),
         ("a\tb", "a    b"),
-        ("👩\u200d👩\u200d👧", "👩👩👧"),
+        ("👩\u200d" * 6 + "👧", "👩\u200d👩\u200d👩\u200d👩👩\u200d👩\u200d👧"),
+        ("👩\u200d\u200d👩\u200b\u200d👩\u200dx", "👩👩👩x"),
+        ("\u200d👧", "\u200d👧"),
+        ("👩\ufe0f\u200c👧\ufe0f", "👩👧"),
         ("می\u200cخواهم", "می\u200cخواهم"),
         ("z" + "\u0300" * 50, "z" + "\u0300" * 4),
         ("\ud800", "\N{REPLACEMENT CHARACTER}"),
@@ -106,6 +109,7 @@ def test_format_characters_are_dropped_shown_or_have_ink() -> None:
         "བསྒྲུབས",
         "한국어 日本語、「中文」。",
         "│├──└ █▁▂▃ → ⇒ ∑∫ 👍🏽",
+        "👨‍👩‍👧‍👦 👩🏽‍💻 ❤️‍🔥 👁️‍🗨️ 🏳️‍🌈 👩🏻‍❤️‍💋‍👨🏼",
     ],
 )
 def test_what_people_write_stays(text: str) -> None:

@@ -154,6 +154,14 @@ def test_the_list_of_models(run_cli):
     assert max(map(len, legend.splitlines())) <= 100
 
 
+def test_a_name_that_would_act_on_the_terminal_is_listed_as_text(run_cli, cli_env, tmp_path):
+    snapshot = tmp_path / "models--a--b\x1b[31m\u202e" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "x.gguf").write_bytes(b"x")
+    cli_env["HF_HUB_CACHE"] = str(tmp_path)
+    assert "\na/b␛[31m·: 1 bytes, downloaded\n" in run_cli("models").stdout
+
+
 def test_models_that_cannot_be_pulled_or_removed(run_cli):
     assert_refused(run_cli("pull", "nope"), 1, "no model 'nope'", "smollm2-135m")
     assert_refused(run_cli("rm", "qwen3-4b"), 1, "qwen3-4b is not downloaded")
