@@ -11,11 +11,12 @@ from dataclasses import replace
 from types import FrameType
 
 from . import clipboard
-from .chats import Chat, Message, given_title
-from .clean import one_line, visible
+from .chats import Chat, Message
+from .clean import JOINERS, one_line, visible
 from .commands.command import CommandError
 from .commands.table import CommandTable
 from .errors import ChatError, startup_errors
+from .line_input import confirmed
 from .messages import (
     Benched,
     Close,
@@ -64,6 +65,7 @@ class Conversation:
         self._current = self._fresh()
         self._before_prompt = ""
         self._found: list[Found] = []  # that /chats has listed last
+        self._joiner = ""  # that the text so far ended with
         self._raw = not sys.stdout.isatty()  # a file gets what the model wrote, a terminal is safe
 
     def _fresh(self) -> OpenChat:
@@ -133,8 +135,15 @@ class Conversation:
         return self._service
 
     def _write(self, text: str) -> None:
-        sys.stdout.write(text if self._raw else visible(text))
+        sys.stdout.write(text if self._raw else self._shown(text))
         sys.stdout.flush()
+
+    def _shown(self, text: str) -> str:
+        """A joiner waits for what it joins, which the next part may begin with."""
+        text = self._joiner + text
+        whole = text.rstrip(JOINERS)
+        self._joiner = text[len(whole) :][-1:]
+        return visible(whole)
 
     # --- as Host ------------------------------------------------------------------------------
 
@@ -231,11 +240,11 @@ class Conversation:
         return str(store.path)
 
     def rename(self, title: str) -> None:
-        shown = given_title(title)
-        if not shown:
-            raise CommandError("/rename needs a title that can be seen")
-        self._current.chat.title = shown
-        say(f"this is now {self._current.chat.title!r}")
+        self._current.chat.title = title
+        say(f"this is now {title!r}")
+
+    def ask_title(self) -> bool:
+        return False
 
     def find(self, words: str) -> None:
         with _store() as store:
@@ -264,13 +273,15 @@ class Conversation:
     def delete(self) -> None:
         chat = self._current.chat
         name = one_line(chat.name)
+        if not confirmed(f"Delete {name!r} for good?"):
+            return say(f"{name!r} stays")
         if chat.saved:
             with _store() as store:
                 if store.is_shown_elsewhere(chat):
                     raise CommandError(f"another pkvchat shows {name!r}: delete it there")
                 store.delete(chat)
         self.clear()
-        say(f"deleted {name!r}")
+        return say(f"deleted {name!r}")
 
     def put_in_prompt(self, text: str) -> None:
         self._before_prompt += f"{text}\n"

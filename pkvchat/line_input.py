@@ -13,11 +13,28 @@ Read = Callable[[], bytes]  # a line of at most MAX_PROMPT + 1 bytes, b"" at the
 
 def line_reader(complete: Callable[[str], list[str]]) -> Read:
     """complete: what a line that begins so may go on to be."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not _with_person():
         return _read
     if sys.stdout.isatty() and _set_up_readline(complete):
         return _read_edited
     return _read_prompted
+
+
+def confirmed(question: str) -> bool:
+    """Ask once; whoever writes lines from a program has said what it wants."""
+    if not _with_person():
+        return True
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return is_yes(_read().decode("utf-8", "replace"))
+
+
+def is_yes(answer: str) -> bool:
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _with_person() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _read() -> bytes:

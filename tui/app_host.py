@@ -11,6 +11,7 @@ from textual.widgets import Input
 from pkvchat import clipboard
 from pkvchat.chats import Chat, Message, given_title
 from pkvchat.commands.command import CommandError
+from pkvchat.line_input import is_yes
 from pkvchat.messages import Ready, Request
 from pkvchat.meter import Meter
 from pkvchat.open_chat import OpenChat
@@ -98,14 +99,13 @@ class AppHost:
         return f"{self._app.saver.store.path}, as always"
 
     def rename(self, title: str) -> None:
+        self._set_title(self._app.tab, title)
+
+    def ask_title(self) -> bool:
         tab = self._app.tab
-        if title and not given_title(title):
-            raise CommandError("/rename needs a title that can be seen")
-        if title:
-            self._set_title(tab, title)
-        else:
-            question = AskLine("Title", tab.chat.title)
-            self._app.push_screen(question, partial(self._set_title, tab))
+        question = AskLine("Title", tab.chat.title)
+        self._app.push_screen(question, partial(self._set_title, tab))
+        return True
 
     def _set_title(self, tab: OpenChat, title: str | None) -> None:
         """None, or nothing in it: a person thought better of it."""
@@ -128,7 +128,7 @@ class AppHost:
         self._app.push_screen(question, partial(self._delete, tab))
 
     def _delete(self, tab: OpenChat, answer: str | None) -> None:
-        if (answer or "").strip().lower() not in ("y", "yes"):
+        if not is_yes(answer or ""):
             return
         self._app.remove_tab(tab)
         self._app.saver.delete(tab.chat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pkvchat.chats import given_title
 from pkvchat.errors import ChatError
 from pkvchat.messages import Fork
 from pkvchat.transfer import export_chat, import_chat
@@ -41,7 +42,11 @@ def save(host: Host, _: str) -> None:
 
 
 def rename(host: Host, title: str) -> None:
-    host.rename(title)
+    shown = given_title(title)
+    if shown:
+        host.rename(shown)
+    elif title or not host.ask_title():
+        raise CommandError("/rename needs a title that can be seen")
 
 
 def find(host: Host, words: str) -> None:

@@ -59,10 +59,10 @@ class Host(Protocol):
         """Write the current chat down; returns where. Raises ChatError."""
 
     def rename(self, title: str) -> None:
-        """Give the current chat this title; "" where a person has yet to say it.
+        """Give the current chat this title, which can be seen."""
 
-        Raises CommandError.
-        """
+    def ask_title(self) -> bool:
+        """Have the person asked for the current chat's title; False where that can't be."""
 
     def find(self, words: str) -> None:
         """List the saved chats that hold ``words``, for a person to open one.

@@ -200,6 +200,16 @@ def test_what_cannot_be_done_with_no_chats_is_told(said: Callable[[str], str], l
         said(line)
 
 
+def test_what_joins_letters_and_emoji_outlasts_the_parts_of_a_stream(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal; what joins nothing is left out there."""
+    monkeypatch.setattr(conversation, "_raw", False)
+    for part in ("👩", "\u200d", "👧 \u0645\u06cc\u200c", "\u062ex\u200d", "\n"):
+        conversation._write(part)
+    assert capsys.readouterr().out == "👩\u200d👧 \u0645\u06cc\u200c\u062ex\n"
+
+
 def test_a_note_does_not_break_into_the_answer(
     conversation: Conversation, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,8 +167,13 @@ def test_a_terminal_completes_and_recalls(cli_env):
     until(b"no system prompt")
     os.write(main, b"\x10\n")
     until(b"no system prompt")
+    for answer, said in ((b"\n", b"'New chat' stays"), (b"y\n", b"deleted 'New chat'")):
+        os.write(main, b"/delete\n")
+        until(b"Delete 'New chat' for good? [y/N] ")
+        os.write(main, answer)
+        until(said)
     os.write(main, b"/nop\xff\n")
-    until(b"line 3 is not UTF-8")
+    until(b"line 5 is not UTF-8")
     os.write(main, b"/bye\n")
     assert process.wait(timeout=60) == 1
     os.close(main)
