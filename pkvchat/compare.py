@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import mean, stdev
 
 from .errors import ChatError, startup_errors
 from .messages import ChatMessage, Close, Delta, Event, Failed, Finished, SetPolicy, Steps, Submit
@@ -27,6 +28,7 @@ from .startup import check_options
 from .steps import StepRecord
 
 _WARM_TOKENS = 4
+_SPREADS = 2  # standard deviations of the runs' ratios that a difference is to exceed
 _PLOT_CELLS = 72
 _AROUND = 24  # characters shown from where two texts part
 
@@ -181,6 +183,12 @@ def tokens_per_s(steps: Sequence[StepRecord]) -> float:
     return sum(step.batch for step in steps) / seconds if seconds else 0.0
 
 
+def ratios(policy: str, first: str, rounds: Sequence[Round]) -> list[float]:
+    """How many times as fast as ``first`` each run of ``policy`` decoded the same prompts."""
+    speeds = ([tokens_per_s(r.steps) for r in rounds if r.policy == p] for p in (policy, first))
+    return [one / other for one, other in zip(*speeds, strict=True) if one and other]
+
+
 def partings(policies: Sequence[str], rounds: Sequence[Round]) -> list[Parting]:
     """Every text that differs from the first policy's."""
     reference = answers_of(policies[0], rounds)
@@ -234,12 +242,22 @@ def _cells(policy: str, rounds: Sequence[Round]) -> list[str]:
 
 
 def _print_speed_ups(policies: Sequence[str], rounds: Sequence[Round]) -> None:
+    """A difference is one only beyond what runs of the same policies differ by."""
     first, *others = policies
-    reference = tokens_per_s(steps_of(first, rounds))
     for policy in others:
-        speed = tokens_per_s(steps_of(policy, rounds))
-        if reference:
-            print(f"{policy} decodes {speed / reference:.3f} times as fast as {first}.")
+        found = ratios(policy, first, rounds)
+        if len(found) == 1:
+            print(
+                f"{policy} decoded {found[0]:.3f} times as fast as {first} in one run, whose "
+                "spread is not known: give more prompts than fit one batch."
+            )
+        elif found:
+            ratio, spread = mean(found), _SPREADS * stdev(found)
+            says = f"{policy} / {first}: {ratio:.3f} ± {spread:.3f} in {len(found)} runs, "
+            if abs(ratio - 1) <= spread:
+                print(f"{says}no difference beyond the runs' spread.")
+            else:
+                print(f"{says}so {policy} is {'faster' if ratio > 1 else 'slower'}.")
 
 
 def _print_texts(policies: Sequence[str], rounds: Sequence[Round]) -> None:
@@ -272,6 +290,7 @@ def print_json(policies: Sequence[str], rounds: Sequence[Round]) -> None:
         figures[policy] = {
             "new_tokens": sum(answer.new_tokens for answer in answers_of(policy, rounds)),
             "tokens_per_s": tokens_per_s(steps),
+            "ratios": ratios(policy, policies[0], rounds),
             "step_ms_p50": p50,
             "step_ms_p95": p95,
             "strategies": dict(Counter(step.strategy for step in steps)),

@@ -85,16 +85,37 @@ def test_the_table_says_speed_shares_and_where_texts_part(
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()[:4]]
     assert table[2] == ["adaptive", "4", "100.0", "10.00", "10.00", "split 100%"]
     assert table[3] == ["forced-sdpa", "4", "50.0", "20.00", "20.00", "sdpa 100%"]
-    assert "forced-sdpa decodes 0.500 times as fast as adaptive." in out
+    assert "forced-sdpa decoded 0.500 times as fast as adaptive in one run, whose spread" in out
     assert "0 of 1 texts are equal" in out
     assert "Prompt 1 at character 5: ' sight', forced-sdpa 'ger one'." in out
     assert "   adaptive ▁▁▁▁\nforced-sdpa ████\n" in out
+
+
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        ((10.0, 10.2, 9.8), "1.000 ± 0.040 in 3 runs, no difference beyond the runs' spread."),
+        ((10.0, 5.0, 5.0), "1.667 ± 1.155 in 3 runs, no difference beyond the runs' spread."),
+        ((5.0, 5.0, 5.1), "1.987 ± 0.045 in 3 runs, so b is faster."),
+        ((20.0, 20.1), "0.499 ± 0.004 in 2 runs, so b is slower."),
+    ],
+)
+def test_a_difference_is_told_from_noise(
+    capsys: pytest.CaptureFixture[str], times: tuple[float, ...], says: str
+) -> None:
+    """``b``'s steps take ``times``, one for each run; ``a``'s always take 10 ms."""
+    both = [("a", (10.0,) * len(times)), ("b", times)]
+    answers = [Answer("p", "text", "stop", 1, 0.1)]
+    rounds = [Round(policy, answers, [step("sdpa", ms)]) for policy, runs in both for ms in runs]
+    compare.print_markdown(["a", "b"], rounds)
+    assert f"b / a: {says}" in capsys.readouterr().out
 
 
 def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
     compare.print_json(["adaptive", "forced-sdpa"], made_up())
     whole = json.loads(capsys.readouterr().out)
     assert whole["policies"]["adaptive"]["tokens_per_s"] == 100.0
+    assert whole["policies"]["forced-sdpa"]["ratios"] == [0.5]
     assert whole["partings"][0]["at"] == 5
     compare.print_jsonl(["adaptive", "forced-sdpa"], made_up())
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
