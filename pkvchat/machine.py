@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from .counted import counted
+
 
 def device_name(device: torch.device) -> str:
     """The GPU's or the CPU's name as it calls itself."""
@@ -19,6 +21,13 @@ def device_name(device: torch.device) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def device_and_threads(device: torch.device) -> str:
+    """``device_name``; of a CPU, on how many threads torch computes there, too."""
+    if device.type == "cuda":
+        return device_name(device)
+    return f"{device_name(device)}, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def versions() -> dict[str, str]:

@@ -21,7 +21,7 @@ from pkvchat.kernels.progress import Progress
 from ..clean import visible
 from ..engine.memory import free_memory, human
 from ..errors import ChatError, UsageError, startup_errors
-from ..machine import device_name, versions
+from ..machine import device_and_threads, versions
 from ..progress_line import ProgressLine
 from ..startup import pick_device
 from .cases import Case, grid, named_cases
@@ -103,7 +103,7 @@ def _about(options: BenchOptions, device: torch.device) -> dict[str, Any]:
         f"case says otherwise, head_dim {options.head_dim}, page_size {options.page_size}"
     )
     return {
-        "device": device_name(device),
+        "device": device_and_threads(device),
         "versions": versions(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["pkvchat", *sys.argv[1:]]),

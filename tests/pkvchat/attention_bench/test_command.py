@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from pkvchat.attention_bench import options
 from pkvchat.attention_bench.command import measure
 from pkvchat.attention_bench.results import read_results
 from pkvchat.cli import main
+from pkvchat.counted import counted
 
 SMALL = ["--heads", "4/2", "--head-dim", "64", "--steps", "2", "--seeds", "7"]
 
@@ -102,6 +104,7 @@ def test_a_trace_file_is_served_and_its_results_are_drawn_elsewhere(tmp_path, tr
     assert bench("--from", measured, "--plot", plot) == 0
     out = capsys.readouterr().out
     assert "| mine B2 | 1 | workqueue |" in out
+    assert counted(torch.get_num_threads(), "thread") in out.splitlines()[0]
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
