@@ -199,8 +199,10 @@ class Engine:
     def _enqueue(self, former: InFlight | None, output: StepOutput) -> InFlight | None:
         """Start the next step's work on the device; None if there is none."""
         began = former.done if former is not None else Mark(self.device)
-        decoding = sum(s.num_uncached == 1 and not s.full for s in self.scheduler.active())
-        schedule = self.scheduler.schedule(*self.runner.room(self.pace.size(decoding), decoding))
+        uncached = [s.num_uncached for s in self.scheduler.active() if not s.full]
+        decoding = uncached.count(1)
+        size = self.pace.size(decoding) if any(n > 1 for n in uncached) else 0
+        schedule = self.scheduler.schedule(*self.runner.room(size, decoding))
         for seq in schedule.starved:
             output.ended.append((seq.chat_id, self._starved_line(seq)))
             self._finish(seq)

@@ -1,16 +1,16 @@
 """How many rows a step with a prompt has, so that the answers that decode beside it keep streaming.
 
 Beside answers, a step may take SLOWER times as long as an undisturbed one, or as long as a pause
-that nobody minds; what it takes beyond the former is made up for by steps without a prompt. So the
-mean time between two tokens of an answer stays within twice that of an answer with nothing beside
-it. Among the sizes that keep to this, a small one is taken where it reads prompts nearly as fast as
-the best.
+that nobody minds; what it takes beyond the former is saved by steps without a prompt before it. So
+the mean time between two tokens of an answer stays within twice that of an answer with nothing
+beside it, also where a prompt is read in few steps. Among the sizes that keep to this, a small one
+is taken where it reads prompts nearly as fast as the best.
 """
 
 from __future__ import annotations
 
 MIN_CHUNK = 16  # tokens
-SLOWER = 1.8  # the aim is 2; what a prompt's last step took is made up for when it has been read
+SLOWER = 1.8  # the aim is 2
 PAUSES_S = (0.05, 0.15)  # from and to; between them, PAUSE_TOKENS undisturbed steps
 PAUSE_TOKENS = 5
 _FIRST = 64  # rows beside answers, before anything is known
@@ -46,23 +46,27 @@ class PrefillPace:
         self.max_chunk = max_chunk
         self._decode_s = 0.0  # a step without a prompt
         self._beside, self._alone = SizeTimes(), SizeTimes()
-        self._owed_s = 0.0  # how much longer than SLOWER times as long answers have waited
+        self._saved_s = 0.0  # by steps without a prompt; less than 0 where one took too long
         self._granted = _REFRESH  # steps beside answers since one without a prompt
 
     def size(self, num_decodes: int) -> int:
-        """Rows of the next step if it reads a prompt, those that decode among them; 0: it may not.
+        """Rows of the next step, which reads a prompt, those that decode among them; 0: it may not.
 
-        To be asked once a step: what is owed is then paid by one undisturbed step.
+        To be asked once for each step that could read one: where it may not, it saves.
         """
         if not num_decodes:
-            self._owed_s = 0.0
+            self._saved_s = 0.0
             return self._size_alone()
-        if self._owed_s > 0 or self._granted == _REFRESH:
-            self._owed_s = max(0.0, self._owed_s - (SLOWER - 1) * self._decode_s)
-            self._granted = 0
-            return 0
-        self._granted += 1
-        return self._size_beside(num_decodes)
+        size = self._size_beside(num_decodes)
+        price_s = self._price_s(size)
+        if self._saved_s < price_s:
+            self._saved_s += (SLOWER - 1) * self._decode_s
+        elif self._granted < _REFRESH:
+            self._saved_s -= price_s
+            self._granted += 1
+            return size
+        self._granted = 0
+        return 0
 
     def learn(
         self, num_decodes: int, num_prefill: int, step_s: float, usual_s: float | None
@@ -71,17 +75,21 @@ class PrefillPace:
 
         usual_s: that such steps will take; None where this one does not tell.
         """
-        if num_prefill and num_decodes and self._decode_s:
-            self._owed_s += max(0.0, step_s - SLOWER * self._decode_s)
         if not num_prefill:
             self._decode_s = usual_s or self._decode_s or step_s
             return
-        if usual_s is None:
-            return
         rows = num_decodes + num_prefill
         size = min((size for size in self._sizes() if size >= rows), default=0)
-        if 4 * rows >= 3 * size > 0:  # others say little of their size
+        if num_decodes and self._decode_s:
+            too_long_s = step_s - SLOWER * self._decode_s
+            self._saved_s -= max(0.0, too_long_s - self._price_s(size))
+        if usual_s is not None and 4 * rows >= 3 * size > 0:  # others say little of their size
             (self._beside if num_decodes else self._alone).learn(size, usual_s)
+
+    def _price_s(self, size: int) -> float:
+        """What a step of the size takes beyond what it may; 0 where that is not known."""
+        step_s = self._beside.of([size]).get(size, 0.0)
+        return max(0.0, step_s - SLOWER * self._decode_s)
 
     def _sizes(self) -> list[int]:
         """From the largest on, each half of the one before."""
