@@ -10,8 +10,8 @@ from .batch import AttentionShape
 
 _TILE_BYTES = 32768  # of K and V together, as they are multiplied
 # Rows of a batch, up to which the products behind attention are of a matrix and vectors, as
-# gemv_triton.MAX_ROWS and quant_linear.GEMV_LIMIT have it. Those load weights before they wait, and
-# took Llama-3-8B 2% longer in bfloat16 where they came in early.
+# gemv_triton.MAX_ROWS has it. Those load weights before they wait, and took Llama-3-8B 2% longer in
+# bfloat16 where they came in early.
 _VECTORS = 2
 
 

@@ -15,7 +15,8 @@ from .quant_gemv_triton import gemv
 from .quant_skinny_triton import SKINNY_LIMIT, skinny
 
 # Rows of x up to which each way of multiplying is fastest (benchmarks/h200-quantised-matmul.md).
-GEMV_LIMIT = 2
+GEMV_LIMIT = 1
+GEMV_LIMIT_FLOAT32 = 2  # which skinny programs don't take
 GEMM_LIMIT = 64
 SCRATCH_BYTES = 128 << 20  # of weights written out at a time
 
@@ -101,9 +102,10 @@ def _multiply(
     num_rows = x.shape[0]
     if num_rows == 0:
         return
-    if num_rows <= GEMV_LIMIT:
+    narrow = x.itemsize == 2
+    if num_rows <= (GEMV_LIMIT if narrow else GEMV_LIMIT_FLOAT32):
         gemv(planes, x, out, bias, activation=activation)
-    elif num_rows <= SKINNY_LIMIT and x.itemsize == 2:
+    elif num_rows <= SKINNY_LIMIT and narrow:
         skinny(planes, x, out, bias, activation)
     elif num_rows <= _most_rows(x):
         gemm(planes, x, out, bias, gemm_config(planes, num_rows), activation)

@@ -141,14 +141,17 @@ def skinny_config(planes: Planes) -> SkinnyConfig:
     """What was fastest on an H200 at Llama-3-8B's shapes (benchmarks/h200-quantised-matmul.md).
 
     Large tiles of a matrix of many rows, as each tile reads x again; of one of few rows so many
-    warps in all that each multiprocessor has 16, while a row has a step for each.
+    warps in all that each multiprocessor has 16, while a row has a step for each. Where that leaves
+    two small programs to a multiprocessor, each soon done, one of twice the rows.
     """
     sms, kind = multiprocessors(planes.low.device), planes.type
     steps = -(-planes.in_features // (4 * kind.unit))
     if planes.rows >= 64 * sms:  # high bits take registers
         return SkinnyConfig(rows=32 if kind.high_bits else 64, warps=min(2, steps))
     warps = max(1, min(16, steps, 16 * sms // -(-planes.rows // 16)))
-    return SkinnyConfig(rows=16, warps=1 << (warps.bit_length() - 1))
+    warps = 1 << (warps.bit_length() - 1)
+    double = warps == 8 and steps <= 4 * warps and not kind.high_bits
+    return SkinnyConfig(rows=32 if double else 16, warps=warps)
 
 
 def skinny(
