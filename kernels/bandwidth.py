@@ -6,14 +6,19 @@ import time
 
 import torch
 
+from .device_memory import unreserved_memory
+
 _CUDA_BYTES = 4 << 30
 _CUDA_LEAST_BYTES = 64 << 20
 _CPU_BYTES = 256 << 20
 _REPEATS = 5
 
 
-def read_bandwidth(device: torch.device) -> float:
-    """Bytes per second of reading one large tensor and little else; the best of several reads."""
+def read_bandwidth(device: torch.device) -> float | None:
+    """Bytes per second of reading one large tensor and little else; the best of several reads.
+
+    None where a GPU has no room for a large one.
+    """
     if device.type == "cuda":
         return _cuda_bandwidth(device)
     values = torch.ones(_CPU_BYTES // 4)
@@ -25,15 +30,17 @@ def read_bandwidth(device: torch.device) -> float:
     return best
 
 
-def _cuda_bandwidth(device: torch.device) -> float:
-    """Of a tensor that is smaller where others, or a limit on this process, leave less memory."""
+def _cuda_bandwidth(device: torch.device) -> float | None:
+    """Of half of what is free at most: what else reading takes has to fit beside it."""
     size = _CUDA_BYTES
     while True:
+        torch.cuda.empty_cache()  # or a smaller tensor would keep the block of a larger one
+        size = max(min(size, unreserved_memory(device) // 2), _CUDA_LEAST_BYTES)
         try:
             return _read_speed(device, size)
-        except torch.OutOfMemoryError:
-            if size <= _CUDA_LEAST_BYTES:
-                raise
+        except torch.OutOfMemoryError:  # others use the device, too
+            if size == _CUDA_LEAST_BYTES:
+                return None
         size //= 2
 
 

@@ -273,15 +273,15 @@ class Bench:
 # --- what a row says -----------------------------------------------------------------------------
 
 
-def bound_ts(engine: Engine, case: Case, batch: int, bandwidth: float) -> float | None:
+def bound_ts(engine: Engine, case: Case, batch: int, bandwidth: float | None) -> float | None:
     """Tokens per second of steps that read each weight and the KV once and do nothing else.
 
-    bandwidth: bytes per second. A prompt takes as few steps as its chunks allow; what it comes near
-    is the device's arithmetic, not this. None for mixtures of experts, whose steps read what the
-    router chooses.
+    bandwidth: see read_bandwidth. A prompt takes as few steps as its chunks allow; what it comes
+    near is the device's arithmetic, not this. None without a bandwidth, and for mixtures of
+    experts, whose steps read what the router chooses.
     """
     model, shape, chunk = engine.runner.model, engine.runner.shape, engine.pace.max_chunk
-    if model.config.experts:
+    if bandwidth is None or model.config.experts:
         return None
     if case.new:
         steps, tokens, lengths = 1, batch, [case.mean_length]

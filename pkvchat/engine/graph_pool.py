@@ -9,7 +9,9 @@ from weakref import WeakSet
 
 import torch
 
-from .memory import graph_memory, unreserved_memory
+from pkvchat.kernels.device_memory import unreserved_memory
+
+from .memory import graph_memory
 
 
 @dataclass(eq=False)

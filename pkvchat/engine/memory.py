@@ -9,6 +9,7 @@ import torch
 
 from pkvchat.kernels.attention.batch import AttentionShape
 from pkvchat.kernels.attention.kv import page_bytes
+from pkvchat.kernels.device_memory import unreserved_memory, usable_memory
 
 from ..options import EngineOptions
 
@@ -32,21 +33,9 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def unreserved_memory(device: torch.device) -> int:
-    """Bytes of a CUDA device that this process may still take for its allocator."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return min(free, usable_memory(device) - torch.cuda.memory_reserved(device))
-
-
 def graph_memory(device: torch.device) -> int:
     """Bytes that CUDA graphs may take."""
     return min(usable_memory(device) // GRAPH_PART, GRAPH_BYTES)
-
-
-def usable_memory(device: torch.device) -> int:
-    """Bytes of a CUDA device that this process may allocate, what it has allocated included."""
-    total = torch.cuda.get_device_properties(device).total_memory
-    return int(total * torch.cuda.get_per_process_memory_fraction(_number(device)))
 
 
 def limit_memory(device: torch.device, limit: int) -> None:
@@ -61,12 +50,8 @@ def limit_memory(device: torch.device, limit: int) -> None:
         raise ValueError(
             f"--memory-limit {human(limit)}: the device has {human(total)}; give no more than that"
         )
-    torch.cuda.set_per_process_memory_fraction(limit / total, _number(device))
-
-
-def _number(device: torch.device) -> int:
-    """Of a CUDA device that may be called "cuda" only."""
-    return torch.cuda.current_device() if device.index is None else device.index
+    with torch.cuda.device(device):  # which may be called "cuda" only
+        torch.cuda.set_per_process_memory_fraction(limit / total)
 
 
 def kv_budget(device: torch.device, kv_memory: int | None, workspace: int = 0) -> int:

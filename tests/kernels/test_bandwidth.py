@@ -26,5 +26,26 @@ def test_there_is_a_bandwidth():
 
 
 @pytest.mark.gpu
-def test_there_is_a_bandwidth_on_the_gpu():
-    assert read_bandwidth(torch.device("cuda")) > 0
+@pytest.mark.parametrize("free", [80 << 20, 128 << 20, 1000 << 20, 2 << 30, 8 << 30])
+def test_there_is_a_bandwidth_within_a_memory_limit(free):
+    device = torch.device("cuda")
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    limit = torch.cuda.memory_reserved(device) + free
+    torch.cuda.set_per_process_memory_fraction(limit / total)
+    try:
+        assert read_bandwidth(device) > 0
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.gpu
+def test_a_full_gpu_has_no_bandwidth():
+    device = torch.device("cuda")
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved(device) / total)
+    try:
+        assert read_bandwidth(device) is None
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

@@ -180,6 +180,7 @@ def test_the_bound_counts_each_byte_that_a_step_must_read(make_engine):
     # Two prompts of 60 in chunks of 50: three steps, and each reads what its own chunks see.
     expected = 2 * 60 * 1e9 / (3 * weights + 2 * (150 + 160) * token)
     assert bound_ts(engine, Case(60, 0, 100), 2, 1e9) == pytest.approx(expected)
+    assert bound_ts(engine, Case(60, 0, 100), 2, None) is None
 
 
 @pytest.mark.parametrize("quant", ["bf16", "Q4_K_M"])
