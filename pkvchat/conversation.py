@@ -11,12 +11,12 @@ from dataclasses import replace
 from types import FrameType
 
 from . import clipboard
-from .chats import Chat, Message
+from .chats import Chat, Message, given_title
 from .clean import JOINERS, one_line, visible
 from .commands.command import CommandError
 from .commands.table import CommandTable
 from .errors import ChatError, startup_errors
-from .line_input import confirmed
+from .line_input import asked, confirmed
 from .messages import (
     Benched,
     Close,
@@ -244,7 +244,10 @@ class Conversation:
         say(f"this is now {title!r}")
 
     def ask_title(self) -> bool:
-        return False
+        answer = asked("Title:")
+        if title := given_title(answer or ""):
+            self.rename(title)
+        return answer is not None
 
     def find(self, words: str) -> None:
         with _store() as store:

@@ -21,12 +21,18 @@ def line_reader(complete: Callable[[str], list[str]]) -> Read:
 
 
 def confirmed(question: str) -> bool:
-    """Ask once; whoever writes lines from a program has said what it wants."""
+    """Whoever cannot be asked has said what is wanted."""
+    answer = asked(f"{question} [y/N]")
+    return answer is None or is_yes(answer)
+
+
+def asked(question: str) -> str | None:
+    """A person's answer; None where there is no terminal."""
     if not _with_person():
-        return True
-    sys.stderr.write(f"{question} [y/N] ")
+        return None
+    sys.stderr.write(f"{question} ")
     sys.stderr.flush()
-    return is_yes(_read().decode("utf-8", "replace"))
+    return _read().decode("utf-8", "replace")
 
 
 def is_yes(answer: str) -> bool:

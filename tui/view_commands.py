@@ -90,7 +90,7 @@ COMMANDS: tuple[Command[ChatApp], ...] = (
     Command("toggle_panel", "show or hide the panel", panel, "f3", "panel"),
     Command("sidebar", "list and search all chats", sidebar, "f5", "sidebar"),
     Command("inspect", "look into the decode steps", inspect, "f4", "inspect"),
-    Command("theme", "choose the theme", theme, "", "theme", "NAME", one_of(theme_names())),
+    Command("theme", "choose the theme", theme, "", "theme", "[NAME]", one_of(theme_names())),
     Command("mouse", "mouse for the app or the terminal", mouse, slash="mouse"),
     Command("interrupt", "copy, stop, clear; twice: quit", interrupt, "ctrl+c"),
 )

@@ -74,7 +74,7 @@ COMMANDS: tuple[Command[Host], ...] = (
     Command("retry", "answer again; restart a dead engine", regenerate, "ctrl+r", "regen"),
     Command("continue", "go on with an answer that was cut short", carry_on, "f9", "continue"),
     Command("copy_message", "copy the message", copy_message, "alt+c", "copy"),
-    Command("copy_code", "copy a code block, the last one", copy_code, "alt+x", "code", "NUMBER"),
+    Command("copy_code", "copy a code block, the last one", copy_code, "alt+x", "code", "[NUMBER]"),
     Command("copy_chat", "copy the whole chat", copy_chat, slash="copychat"),
-    Command("system", "see or set the system prompt", system, slash="system", argument="TEXT"),
+    Command("system", "see or set the system prompt", system, slash="system", argument="[TEXT]"),
 )

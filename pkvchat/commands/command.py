@@ -24,7 +24,8 @@ class Command(Generic[H]):
     """run: takes the host and the text after the slash command's name ("" from key or palette).
 
     what: one line; "" keeps it out of lists. keys: Textual's key names, "" for none.
-    slash: the name after "/", "" for none. argument: how the help shows what follows it.
+    slash: the name after "/", "" for none. argument: how the help shows what follows it: NAME,
+    or [NAME] where that may be left out.
     """
 
     name: str

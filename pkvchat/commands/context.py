@@ -54,6 +54,8 @@ def context(host: Host, tokens: str) -> None:
 
 COMMANDS: tuple[Command[Host], ...] = (
     Command("summarise", "go on in a copy, from a summary", summarise, slash="summarise"),
-    Command("drop", "let the model forget the oldest turns", drop, slash="drop", argument="COUNT"),
+    Command(
+        "drop", "let the model forget the oldest turns", drop, slash="drop", argument="[COUNT]"
+    ),
     Command("context", "restart with another context", context, slash="context", argument="N"),
 )

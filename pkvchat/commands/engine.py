@@ -147,7 +147,7 @@ def bench(host: Host, _: str) -> None:
 
 COMMANDS: tuple[Command[Host], ...] = (
     Command("policy", "take the next policy", next_policy, "f8"),
-    Command("set_policy", "see or set the policy", policy, "", "policy", "NAME", _policy_names),
+    Command("set_policy", "see or set the policy", policy, "", "policy", "[NAME]", _policy_names),
     Command("model", "go on with another model", model, "", "model", "NAME", _model_names),
     Command(
         "set",

@@ -193,6 +193,18 @@ def test_a_title_can_be_seen_and_has_an_end(
     said("/clear")
 
 
+def test_only_what_the_help_says_is_needed_is(said: Callable[[str], str]) -> None:
+    with pytest.raises(CommandError):  # nobody is there to be asked for it
+        said("/rename")
+    for command in COMMANDS.by_slash.values():
+        if command.argument[:1] not in ("", "["):
+            with pytest.raises(CommandError, match=f"/{command.slash} "):
+                said(f"/{command.slash}")
+    said("/policy")
+    said("/system")
+    assert "/policy [NAME]" in said("/help")
+
+
 @pytest.mark.parametrize("line", ["/rename", "/open", "/open 1", "/open birds", "/chats", "/save"])
 def test_what_cannot_be_done_with_no_chats_is_told(said: Callable[[str], str], line: str) -> None:
     said("/delete")  # of a chat that was never saved

@@ -172,8 +172,12 @@ def test_a_terminal_completes_and_recalls(cli_env):
         until(b"Delete 'New chat' for good? [y/N] ")
         os.write(main, answer)
         until(said)
+    os.write(main, b"/rename\n")
+    until(b"Title: ")
+    os.write(main, b"rivers\n")
+    until(b"this is now 'rivers'")
     os.write(main, b"/nop\xff\n")
-    until(b"line 5 is not UTF-8")
+    until(b"line 6 is not UTF-8")
     os.write(main, b"/bye\n")
     assert process.wait(timeout=60) == 1
     os.close(main)

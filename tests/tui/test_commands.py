@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -107,8 +108,9 @@ async def test_the_palette_runs_commands(open_app: OpenApp) -> None:
 async def test_help_lists_every_slash_command(open_app: OpenApp) -> None:
     async with open_app(size=(100, 100)) as window:
         await window.press("f1")
-        await window.shows("/policy NAME")
+        await window.shows("/policy [NAME]")
         for command in COMMANDS.by_slash.values():
+            assert re.fullmatch(r"/\w+(( [A-Z]+)*|( \[[A-Z]+\]))", command.usage)
             assert command.usage in window.text
         await window.press("escape")
         assert len(window.app.screen_stack) == 1
