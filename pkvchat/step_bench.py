@@ -7,6 +7,7 @@ no memory for is gone when the chats come.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -15,7 +16,7 @@ from pkvchat.kernels.policy.cost import CostModel
 from pkvchat.kernels.policy.surcharge import StepTimes
 from pkvchat.kernels.progress import Progress
 
-from .engine.graph_runner import StepGraphs
+from .engine.graph_runner import Kind, StepGraphs
 from .engine.runner import ModelRunner
 from .engine.sequence import Sequence
 
@@ -89,12 +90,13 @@ class StepBench:
         if self._graphs[0] != rows:
             self._graphs = rows, self._new_graphs()
         graphs = self._graphs[1]
-        if not all(graphs.covers(strategy, rows) for strategy in self.strategies.values()):
-            return None
-        steps = {
-            name: self._step(graphs, strategy, sequences, [count] * rows)
-            for name, strategy in self.strategies.items()
-        }
+        steps = {}
+        for name, strategy in self.strategies.items():
+            kind = graphs.kind(strategy, rows)
+            if kind is None:
+                return None
+            _, num_splits = self._costs.best(name, [count] * rows)
+            steps[name] = partial(_run, graphs, kind, sequences, num_splits)
         samples: dict[str, list[float]] = {name: [] for name in steps}
         for step in steps.values():
             step()  # compiles
@@ -113,19 +115,9 @@ class StepBench:
             runner.model, runner.shape, runner.kv_layers, max_pages, notify=lambda line: None
         )
 
-    def _step(
-        self,
-        graphs: StepGraphs,
-        strategy: Strategy,
-        sequences: list[Sequence],
-        tiles: list[int],
-    ) -> Callable[[], None]:
-        _, num_splits = self._costs.best(strategy.name, tiles)
 
-        def step() -> None:
-            graphs.prepare(sequences, strategy, num_splits)()
-
-        return step
+def _run(graphs: StepGraphs, kind: Kind, sequences: list[Sequence], num_splits: int) -> None:
+    graphs.prepare(kind, sequences, num_splits)()
 
 
 def _mean_us(step: Callable[[], None]) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -42,8 +43,13 @@ class Kind:
     """
 
     rows: int
-    strategy: str
-    chunk: int = 0
+    strategy: Strategy | None
+    chunk: int
+
+    @property
+    def size(self) -> int:
+        """All rows."""
+        return self.rows + self.chunk
 
 
 class StepGraphs:
@@ -85,13 +91,24 @@ class StepGraphs:
         """Of a step that reads a prompt; 0 where no graph does."""
         return self._most_rows if self._prefill is not None else 0
 
-    def covers(self, strategy: Strategy | None, num_rows: int, num_tokens: int = 0) -> bool:
-        """Whether a step of so many decode rows and tokens of one prompt may have a graph."""
-        return self._kind(strategy, num_rows, num_tokens) is not None
+    def kind(self, strategy: Strategy | None, num_decodes: int, num_tokens: int = 0) -> Kind | None:
+        """Of a step with so many decode rows and tokens of one prompt.
 
-    def is_new(self, strategy: Strategy | None, num_rows: int, num_tokens: int = 0) -> bool:
-        """Whether a step that is covered would be the first of its kind."""
-        return self._kind(strategy, num_rows, num_tokens) not in self._seen
+        None where it can have no graph.
+        """
+        if num_decodes > min(BUCKETS[-1], self._most_rows):
+            return None
+        if strategy is not None and not strategy.capturable:
+            return None
+        rows = padded(num_decodes) if num_decodes else 0
+        if not num_tokens:
+            return Kind(rows, strategy, 0)
+        size = next((size for size in SIZES if size >= rows + num_tokens), 0)
+        return Kind(rows, strategy, size - rows) if 0 < size <= self.most_rows else None
+
+    def is_new(self, kind: Kind) -> bool:
+        """No step of it has been prepared yet."""
+        return kind not in self._seen
 
     def clear(self) -> None:
         """Give all memory back; nothing is captured any more."""
@@ -102,27 +119,25 @@ class StepGraphs:
 
     def prepare(
         self,
+        kind: Kind,
         decodes: list[Sequence],
-        strategy: Strategy | None,
         num_splits: int = 1,
         former: Sampled | None = None,
         prompt: Prompt | None = None,
     ) -> Callable[[], torch.Tensor]:
-        """Bring the inputs of a step that ``covers`` allows to the device.
+        """Bring the inputs of a step of this kind to the device.
 
         What is returned enqueues it and gives its logits, float32, which the next step overwrites:
         [decodes, vocab] and, last, those after the prompt's last token. former: where pending
         tokens are.
         """
-        kind = self._kind(strategy, len(decodes), prompt[1] if prompt else 0)
-        assert kind is not None, "covers() comes first"
         self._steps += 1
-        size = kind.rows, kind.chunk
-        if size not in self._inputs:
-            self._inputs[size] = StepInputs(*size, self._max_pages, self.shape.device)
-        inputs = self._inputs[size]
+        key = kind.rows, kind.chunk
+        if key not in self._inputs:
+            self._inputs[key] = StepInputs(*key, self._max_pages, self.shape.device)
+        inputs = self._inputs[key]
         chunk = inputs.write(decodes, prompt, self.shape.page_size, former)
-        graph = self._graph(kind, inputs, strategy, num_splits)
+        graph = self._graph(kind, inputs, num_splits)
         prefill: PagedPrefill | None = None
         num_rows = kind.rows
         if chunk is not None:
@@ -134,49 +149,36 @@ class StepGraphs:
 
         def forward() -> torch.Tensor:
             if graph is None:
-                return self._forward(inputs, strategy, prefill, num_rows)[:num_logits]
+                return self._forward(inputs, kind.strategy, prefill, num_rows)[:num_logits]
             graph.replay()
             return graph.result[:num_logits]
 
         return forward
 
-    def _kind(self, strategy: Strategy | None, num_rows: int, num_tokens: int) -> Kind | None:
-        """None for steps that run as they would without graphs."""
-        if num_rows > min(BUCKETS[-1], self._most_rows):
-            return None
-        if strategy is not None and not strategy.capturable:
-            return None
-        name, rows = ("", 0) if strategy is None else (strategy.name, padded(num_rows))
-        if not num_tokens:
-            return Kind(rows, name)
-        size = next((size for size in SIZES if size >= rows + num_tokens), 0)
-        return Kind(rows, name, size - rows) if 0 < size <= self.most_rows else None
-
-    def _graph(
-        self, kind: Kind, inputs: StepInputs, strategy: Strategy | None, num_splits: int
-    ) -> Graph | None:
+    def _graph(self, kind: Kind, inputs: StepInputs, num_splits: int) -> Graph | None:
         """Have the strategy plan. None where the step has no graph yet, or never will."""
 
         def plan() -> None:
-            if strategy is not None and inputs.batch is not None:
-                strategy.plan(inputs.batch, num_splits)
+            if kind.strategy is not None and inputs.batch is not None:
+                kind.strategy.plan(inputs.batch, num_splits)
 
         plan()
         if kind not in self._graphs and kind in self._seen - self._without:
-            self._capture(kind, inputs, strategy)
+            self._capture(kind, inputs)
             if kind not in self._graphs:
                 plan()  # what a capture that failed has planned was never run
         self._seen.add(kind)
         return self._graphs.get(kind)
 
-    def _capture(self, kind: Kind, inputs: StepInputs, strategy: Strategy | None) -> None:
+    def _capture(self, kind: Kind, inputs: StepInputs) -> None:
         """Where others have filled the budget, all begin anew with those that are in use now."""
-        prefill, num_rows = None, kind.rows + kind.chunk
+        prefill = None
         if kind.chunk:
             prefill = self._static_prefill(kind)
             prefill.rehearse(kind.chunk)
+        forward = partial(self._forward, inputs, kind.strategy, prefill, kind.size)
         try:
-            graph = self.pool.capture(lambda: self._forward(inputs, strategy, prefill, num_rows))
+            graph = self.pool.capture(forward)
         except torch.OutOfMemoryError:
             self._go_without(kind, "there is no memory left; a smaller --kv-memory leaves more")
             return
@@ -195,19 +197,18 @@ class StepGraphs:
 
     def _go_without(self, kind: Kind, why: str) -> None:
         self._without.add(kind)
-        if not kind.chunk:  # else nobody would notice
+        if kind.strategy is not None and not kind.chunk:  # else nobody would notice
             self._notify(
-                f"{kind.rows} rows with {kind.strategy} run without a CUDA graph, more slowly: "
-                f"{why}"
+                f"{kind.rows} rows with {kind.strategy.name} run without a CUDA graph, more "
+                f"slowly: {why}"
             )
 
     def _static_prefill(self, kind: Kind) -> StaticPrefill:
         """One for all kinds of a size: they differ in how much of it is the chunk."""
         assert self._prefill is not None, "without it, no prompt is covered"
-        size = kind.rows + kind.chunk
-        if size not in self._static_prefills:
-            self._static_prefills[size] = self._prefill.static(size, self._max_pages)
-        return self._static_prefills[size]
+        if kind.size not in self._static_prefills:
+            self._static_prefills[kind.size] = self._prefill.static(kind.size, self._max_pages)
+        return self._static_prefills[kind.size]
 
     def _forward(
         self,

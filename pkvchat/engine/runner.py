@@ -130,16 +130,17 @@ class ModelRunner:
     ) -> _Prepared | None:
         """What ``_prepare`` does, for a step that may have a CUDA graph; None for others."""
         graphs, decodes, prompts = self.graphs, schedule.decodes, schedule.prefills
+        if graphs is None or len(prompts) > 1:
+            return None
         strategy = self._strategy(decision.strategy) if decision else None
         prompt = prompts[0] if prompts else None
         num_tokens = prompt[1] if prompt else 0
-        if graphs is None or len(prompts) > 1:
+        kind = graphs.kind(strategy, len(decodes), num_tokens)
+        if kind is None:
             return None
-        if not graphs.covers(strategy, len(decodes), num_tokens):
-            return None
-        usual = not graphs.is_new(strategy, len(decodes), num_tokens)
+        usual = not graphs.is_new(kind)
         num_splits = decision.num_splits if decision else 1
-        forward = graphs.prepare(decodes, strategy, num_splits, former, prompt)
+        forward = graphs.prepare(kind, decodes, num_splits, former, prompt)
         ends = [prompt[0]] if prompt and prompt[0].num_uncached == num_tokens else []
         sampled = decodes + ends
         return sampled, lambda: forward()[: len(sampled)], usual
