@@ -46,7 +46,6 @@ class StepBench:
         self._runner, self._costs = runner, costs
         self.strategies = {name: each for name, each in strategies.items() if each.capturable}
         self._num_pages, self._context = num_pages, context
-        self._graphs = 0, self._new_graphs()  # rows that they are for
 
     def times(self, progress: Progress, *, thorough: bool = False) -> list[StepTimes]:
         """Nothing where there is no choice; what there is when memory runs out.
@@ -56,12 +55,15 @@ class StepBench:
         found: list[StepTimes] = []
         batches = [batch for batch in _BATCHES if self._has_room(*batch)]
         left_us = 1e6 * (_THOROUGH_S if thorough else _BUDGET_S)
+        graphs_rows = 0  # that the graphs are for
         for done, (rows, length) in enumerate(batches if len(self.strategies) > 1 else []):
             if left_us < 0:
                 break
             progress(STAGE, done, len(batches))
+            if rows != graphs_rows:
+                graphs, graphs_rows = self._new_graphs(), rows
             try:
-                us = self._time(rows, length)
+                us = self._time(graphs, rows, length)
             except torch.OutOfMemoryError:
                 break
             if us is not None:
@@ -75,7 +77,7 @@ class StepBench:
         return length <= self._context and pages <= self._num_pages
 
     @torch.inference_mode()
-    def _time(self, rows: int, length: int) -> dict[str, float] | None:
+    def _time(self, graphs: StepGraphs, rows: int, length: int) -> dict[str, float] | None:
         """Microseconds of a step by strategy, taken in turns; None where one has no graph."""
         count = -(-length // self._costs.shape.page_size)
         sequences = [
@@ -87,9 +89,6 @@ class StepBench:
             )
             for row in range(rows)
         ]
-        if self._graphs[0] != rows:
-            self._graphs = rows, self._new_graphs()
-        graphs = self._graphs[1]
         steps = {}
         for name, strategy in self.strategies.items():
             kind = graphs.kind(strategy, rows)
