@@ -1,7 +1,8 @@
 """``pkvchat bench``: the engine's speed, in the shape of llama.cpp's llama-bench.
 
 ppN reads a prompt of N tokens, tgN decodes N tokens, "@ dD" does so with D tokens in the context
-before. Token ids are random, decoding is greedy, and a first, unmeasured run warms everything up.
+before. Token ids are random, decoding is greedy, and unmeasured runs come first: one, or two where
+there are CUDA graphs, since a step that a run has only one of is captured in the second.
 The bound of a step is the time to read the weights and the KV once, at this device's bandwidth.
 Several policies take turns, run by run, so that what drifts in the machine drifts for all of them.
 """
@@ -194,8 +195,10 @@ def check_room(engine: Engine, context: int, batch: int) -> None:
 
 
 class Bench:
-    """Runs cases on one engine. Of the last run: ``strategies`` counts the decode steps of each,
-    ``step_ms`` is their time and ``idle_ms`` what the device of it waited for the host.
+    """Runs cases on one engine. warm_ups: runs after which another captures and compiles nothing.
+
+    Of the last run: ``strategies`` counts the decode steps of each, ``step_ms`` is their time and
+    ``idle_ms`` what the device of it waited for the host.
     """
 
     def __init__(self, engine: Engine, vocab_size: int, batch: int) -> None:
@@ -203,20 +206,22 @@ class Bench:
         self._vocab_size = vocab_size
         self._random = random.Random(0)
         self._contexts: dict[str, list[int]] = {f"bench-{i}": [] for i in range(batch)}
+        self.warm_ups = 1 if engine.runner.graphs is None else 2
         self.strategies: Counter[str] = Counter()
         self.step_ms = self.idle_ms = 0.0
 
     def compare(
         self, case: Case, policies: Mapping[str, Policy], repetitions: int, progress: Progress
     ) -> dict[str, Samples]:
-        """Measure the case under each policy in turn, ``repetitions`` times after a first round."""
+        """Measure the case under each policy in turn, ``repetitions`` times after warming up."""
         samples = {name: Samples([], Counter(), 0.0) for name in policies}
-        for done in range(repetitions + 1):
-            progress(case.name, done, repetitions + 1)
+        rounds = self.warm_ups + repetitions
+        for done in range(rounds):
+            progress(case.name, done, rounds)
             for name, policy in policies.items():
                 self._engine.set_policy(policy)
                 speed = self.measure(case)
-                if done:
+                if done >= self.warm_ups:
                     samples[name].speeds.append(speed)
                 samples[name].strategies = Counter(self.strategies)
                 samples[name].idle = self.idle_ms / self.step_ms if self.step_ms else 0.0

@@ -126,7 +126,7 @@ def add_bench_flags(parser: Parser) -> None:
         ("-n", "new_tokens", "128", counts, "tokens to decode (0: no tg test)"),
         ("-d", "depths", "0", counts, "tokens in the context before that"),
         ("-b", "batches", "1", list_of(_COUNT), "sequences at once"),
-        ("-r", "repetitions", "5", by_rule(_COUNT), "measured runs of each test"),
+        ("-r", "repetitions", "5", by_rule(_COUNT), "runs of each test, once it is warm"),
     ):
         text += " [%(default)s]"
         parser.add_argument(flag, dest=dest, default=default, metavar="N", type=kind, help=text)

@@ -10,7 +10,7 @@ from .bench import Bench, Case, bound_ts
 from .engine.engine import Engine, RequestRefused
 
 _PROMPT, _NEW = 128, 32
-_REPETITIONS = 2  # beside the first, which warms up
+_REPETITIONS = 2
 
 
 class ShortBench:
@@ -28,6 +28,7 @@ class ShortBench:
         self._cases = [Case(min(_PROMPT, longest), 0, 0), Case(0, min(_NEW, longest), 0)]
         self._samples: list[list[float]] = [[] for _ in self._cases]
         self._bench = Bench(engine, engine.runner.model.config.vocab_size, batch=1)
+        self._runs = self._bench.warm_ups + _REPETITIONS  # of a case
         self._check_room()
 
     def _check_room(self) -> None:
@@ -45,10 +46,10 @@ class ShortBench:
         case, samples = next(
             (case, samples)
             for case, samples in zip(self._cases, self._samples, strict=True)
-            if len(samples) <= _REPETITIONS
+            if len(samples) < self._runs
         )
         samples.append(self._bench.measure(case))
-        if len(self._samples[-1]) <= _REPETITIONS:
+        if len(self._samples[-1]) < self._runs:
             return ""
         self._bench.close()
         return self._table()
@@ -57,8 +58,9 @@ class ShortBench:
         bandwidth = read_bandwidth(self._engine.device)
         lines = [f"{'test':<8}{'tokens/s':>18}{'bound':>10}{'of it':>8}"]
         for case, samples in zip(self._cases, self._samples, strict=True):
-            mean = statistics.mean(samples[1:])
-            speed = f"{mean:.1f} ± {statistics.stdev(samples[1:]):.1f}"
+            measured = samples[self._bench.warm_ups :]
+            mean = statistics.mean(measured)
+            speed = f"{mean:.1f} ± {statistics.stdev(measured):.1f}"
             bound = bound_ts(self._engine, case, 1, bandwidth)
             of_it = f"{bound:>10.1f}{mean / bound:>8.1%}" if bound else ""
             lines.append(f"{case.name:<8}{speed:>18}{of_it}")

@@ -21,6 +21,7 @@ from pkvchat.bench import (
     check_room,
     result,
     run,
+    start,
 )
 from pkvchat.bench_table import PRINTERS
 from pkvchat.errors import ChatError
@@ -130,6 +131,21 @@ def test_policies_take_turns_on_the_same_sequences(make_engine):
         assert 0 <= samples[name].idle < 1
     bench.close()
     assert engine.pool.num_used == 0
+
+
+@pytest.mark.gpu
+def test_no_measured_run_captures_a_graph(tiny_shape):
+    """A prompt of one chunk is one step of a run."""
+    config = tiny_shape()
+    options = EngineOptions(device="cuda", context=100, policy="forced-split")
+    engine = start(options, RandomWeights("tiny", "bf16"), lambda *progress: None).engine
+    bench, graphs = Bench(engine, config.vocab_size, batch=1), engine.runner.graphs
+    for case in cases([16], [8], [0, 40]):
+        for _ in range(bench.warm_ups):
+            bench.measure(case)
+        captured = len(graphs)
+        bench.measure(case)
+        assert len(graphs) == captured > 0
 
 
 def test_the_markdown_columns_line_up(capsys):
