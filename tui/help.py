@@ -12,14 +12,19 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-_INTRO = (
-    "Enter sends, Ctrl+J (or Shift+Enter) makes a new line, Up and Down bring back earlier "
-    "prompts. A slash lists the commands: Up and Down choose one, Enter or Tab takes it, Esc hides "
-    "the list; Tab completes file names, too. Begin with // to send a prompt that starts with a "
-    "slash. A prompt sent while an answer runs waits its turn. {browse} moves into the transcript: "
-    "Up and Down choose a message for edit, fork and copy. Any command takes a key of yours in the "
-    'settings file, under [keys]: new_chat = "ctrl+n"; a wrong name there is answered with all '
-    "there are."
+# Keys of the composer, and what they do there; {browse} is the transcript's.
+_TYPING = (
+    ("Enter", "sends; while an answer runs, the prompt waits its turn"),
+    ("^J", "makes a new line, as does Shift+Enter in most terminals"),
+    ("Up, Down", "bring back earlier prompts"),
+    ("/", "lists the commands: Up, Down and Enter take one, Esc hides them"),
+    ("Tab", "completes commands and the names of files"),
+    ("//", "begins a prompt that starts with a slash"),
+    ("{browse}", "moves into the transcript, to a message to edit, fork or copy"),
+)
+_OWN_KEYS = (
+    "^ is the Ctrl key. Any command takes a key of yours in the settings file, under [keys]: "
+    'new_chat = "ctrl+n"; a wrong name there is answered with all there are.'
 )
 
 
@@ -35,14 +40,26 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help"):
-            yield Static(Text(_INTRO.format(browse=self._browse)))
-            yield Static(self._table())
+            yield Static(self._typing())
+            yield Static(self._commands())
+            yield Static(Text(_OWN_KEYS))
 
-    def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="bold")
-        table.add_column("key", no_wrap=True)
-        table.add_column("command", no_wrap=True, overflow="ellipsis")
-        table.add_column("what it does")
+    def _typing(self) -> Table:
+        table = _table("key", "while typing")
+        for key, what in _TYPING:
+            table.add_row(Text(key.format(browse=self._browse)), Text(what))
+        return table
+
+    def _commands(self) -> Table:
+        table = _table("key", "command", "what it does")
         for _, what, key, slash in self._rows:
             table.add_row(Text(key), Text(slash), Text(what))
         return table
+
+
+def _table(*heads: str) -> Table:
+    """Of whose columns only the last one wraps."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for head in heads:
+        table.add_column(head, no_wrap=head != heads[-1])
+    return table

@@ -75,7 +75,7 @@ async def test_hints_and_help_show_the_keys_in_force(open_app: OpenApp, store: C
     async with open_app(size=(140, 60), store=store, keys=keys) as window:
         await window.shows("Welcome. The model runs on this machine", "^N opens another chat")
         await window.press("f1")
-        await window.shows("F12 moves into the transcript", "^N         /new")
+        await window.shows("F12       moves into the transcript", "^N         /new")
         assert "^T" not in window.text
         await window.press("escape")
         window.engine.die()
