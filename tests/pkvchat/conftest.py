@@ -1,4 +1,4 @@
-"""A small random Llama for the engine's tests, in fp32 on the CPU; the program, by subprocess."""
+"""Small random Llamas for the engine's tests, on the CPU and on a GPU; the program as a process."""
 
 from __future__ import annotations
 
@@ -38,6 +38,18 @@ CONFIG = ModelConfig(
     context_length=256,
     rms_norm_eps=1e-5,
     tie_embeddings=True,
+)
+GPU_CONFIG = replace(
+    SHAPES["llama-3-8b"],
+    vocab_size=500,
+    hidden_size=512,
+    intermediate_size=768,
+    num_layers=2,
+    num_qo_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    context_length=4096,
+    tie_embeddings=False,  # tied, a random model mostly repeats itself
 )
 SHAPE = AttentionShape(
     CONFIG.num_qo_heads, CONFIG.num_kv_heads, CONFIG.head_dim, 16, torch.float32, CPU
@@ -90,6 +102,22 @@ def make_engine(model: CausalLM) -> Callable[..., Engine]:
         num_pages: int = 64, strategy: str = "sdpa", context: int = 256, **options: Any
     ) -> Engine:
         return Engine(model, SHAPE, FixedPolicy(strategy), num_pages, context, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def gpu_model() -> Callable[..., Decoder]:
+    """gpu_model(dtype, quant="bf16", loud=False, and what else of its shape is to differ)"""
+
+    def make(
+        dtype: torch.dtype, quant: str = "bf16", *, loud: bool = False, **changes: Any
+    ) -> Decoder:
+        config, device = replace(GPU_CONFIG, **changes), torch.device("cuda", 0)
+        checkpoint = (LoudCheckpoint if loud else RandomCheckpoint)(config, quant, device)
+        types = replace(LinearTypes.uniform(dtype), packed_bits=8)
+        reader = WeightReader(checkpoint, device, dtype, types, lambda stage, done, total: None)
+        return Decoder(config, reader)
 
     return make
 
