@@ -227,7 +227,8 @@ _COMMANDS: tuple[tuple[str, Run, Callable[[Parser], None], str, str | None], ...
         add_bench_flags,
         "time prompt reading and decoding",
         "Time prompt reading (pp) and decoding (tg) as llama-bench does. Numbers may be lists: -d "
-        "0,4096.",
+        "0,4096. The bound is of steps that read each weight and the KV once at the memory's speed "
+        "and do nothing else; decoding comes near it, reading a prompt is bound by arithmetic.",
     ),
     (
         "compare",
