@@ -1,10 +1,10 @@
-"""Small random checkpoints made by transformers, and our forward pass over a paged cache."""
+"""Small random checkpoints, our forward pass over a paged cache, and the default model."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from safetensors.torch import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from pkvchat.kernels.attention.batch import AttentionShape, DecodeBatch, PrefillChunk
@@ -29,6 +30,50 @@ from pkvchat.models.weights import WeightReader
 CPU = torch.device("cpu")
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 PAGE_SIZE = 16
+HIDDEN, FFN, VOCAB = 32, 64, 260
+BLOCK = {
+    "attn_norm": (HIDDEN,),
+    "attn_q": (HIDDEN, HIDDEN),
+    "attn_k": (HIDDEN // 2, HIDDEN),
+    "attn_v": (HIDDEN // 2, HIDDEN),
+    "attn_output": (HIDDEN, HIDDEN),
+    "ffn_norm": (HIDDEN,),
+    "ffn_gate": (FFN, HIDDEN),
+    "ffn_up": (FFN, HIDDEN),
+    "ffn_down": (HIDDEN, FFN),
+}
+ENTRIES = {
+    "block_count": 1,
+    "context_length": 64,
+    "embedding_length": HIDDEN,
+    "feed_forward_length": FFN,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": FFN,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+HF_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+Tensors = dict[str, np.ndarray]
 
 
 def byte_vocabulary() -> list[str]:
@@ -144,6 +189,52 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@pytest.fixture
+def small_gguf() -> tuple[dict[str, Any], Tensors]:
+    """Entries and tensors of a Llama of one layer."""
+    shapes = {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
+    shapes |= {f"blk.0.{name}.weight": shape for name, shape in BLOCK.items()}
+    rng = np.random.default_rng(0)
+    tensors = {n: rng.standard_normal(shape, dtype=np.float32) * 0.2 for n, shape in shapes.items()}
+    return dict(ENTRIES), tensors
+
+
+@pytest.fixture
+def small_hf(
+    small_gguf: tuple[dict[str, Any], Tensors],
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The same model's config.json, and its tensors by Hugging Face's names."""
+    _, given = small_gguf
+    tensors = {f"model.layers.0.{HF_NAMES[n]}.weight": given[f"blk.0.{n}.weight"] for n in BLOCK}
+    tensors["model.embed_tokens.weight"] = given["token_embd.weight"]
+    tensors["model.norm.weight"] = given["output_norm.weight"]
+    return dict(CONFIG), {name: torch.from_numpy(values) for name, values in tensors.items()}
+
+
+@pytest.fixture
+def gguf_with(tmp_path: Path, small_gguf: tuple[dict[str, Any], Tensors]) -> Callable[..., Path]:
+    """gguf_with(change): the small model's file, its entries and tensors changed before writing."""
+
+    def make(change: Callable[[dict[str, Any], Tensors], object], arch: str = "llama") -> Path:
+        entries, tensors = map(dict, small_gguf)
+        change(entries, tensors)
+        path = tmp_path / "model.gguf"
+        write_gguf(path, arch, entries, tensors)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def folder(tmp_path: Path, small_hf: tuple[dict[str, Any], dict[str, torch.Tensor]]) -> Path:
+    """The small model's folder, as Hugging Face has it."""
+    config, tensors = small_hf
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    write_tokenizer(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")
