@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
@@ -231,9 +231,13 @@ class AttentionBench:
         engines = roster.engines(self.options.layers)
         width = max((max(case_pages(c, pool.shape.page_size)) for c in cases), default=0)
         for number, case in enumerate(cases):
-            self.progress(f"{case.num_qo_heads}/{case.num_kv_heads} heads", number, len(cases))
             problem = CaseProblem(case, pool, width, self.options.between)
-            self.results.cases.append(measure_case(problem, engines, floor))
+            progress = self._part_of(case.name, number, len(cases))
+            self.results.cases.append(measure_case(problem, engines, floor, progress))
+
+    def _part_of(self, stage: str, number: int, count: int) -> Callable[[int, int], None]:
+        """Progress of one among ``count`` that are as long."""
+        return lambda done, total: self.progress(stage, number * total + done, count * total)
 
     def _traces(
         self, workloads: Sequence[Workload], pool: KvPool, roster: Roster, floor: Floor

@@ -82,8 +82,10 @@ class _Job:
     splits: Sequence[int]
 
 
-def measure_case(problem: CaseProblem, engines: Engines, floor: Floor) -> CaseResult:
-    """Raises ChatError where an engine's output is wrong."""
+def measure_case(
+    problem: CaseProblem, engines: Engines, floor: Floor, progress: Callable[[int, int], None]
+) -> CaseResult:
+    """progress: of the engines. Raises ChatError where an engine's output is wrong."""
     case, queries = problem.case, problem.queries
     nbytes = kv_bytes(case.lengths, problem.shape)
     q = queries.q.clone()
@@ -102,7 +104,8 @@ def measure_case(problem: CaseProblem, engines: Engines, floor: Floor) -> CaseRe
         jobs.append(_Job(engines.adaptive.name, strategy, [decision.num_splits]))
     timed: dict[tuple[int, int], Timing] = {}
     errors: dict[str, float] = {}
-    for job in jobs:
+    for number, job in enumerate(jobs):
+        progress(number, len(jobs))
         splits = [n for n in job.splits if (id(job.strategy), n) not in timed]
         if splits:  # what the adaptive policy picks has most often been timed
             queries.q.copy_(q)  # --between has overwritten it

@@ -200,8 +200,8 @@ class Interrupt:
 
 def test_an_interrupted_run_keeps_what_it_has():
     given = {"device": "cpu", "grid": True, "engines": ("split",), "lengths": (64,)}
-    results = measure(given, Interrupt(("8/2 heads", 2)))
+    results = measure(given, Interrupt(("G4 B4 64 ragged", 2)))
     assert [case.case for case in results.cases] == ["G4 B1 64", "G4 B4 64"]
     assert results.notes == ["interrupted before all was measured"]
     with pytest.raises(KeyboardInterrupt):
-        measure(given, Interrupt(("8/2 heads", 0)))
+        measure(given, Interrupt(("G4 B1 64", 0)))

@@ -115,7 +115,11 @@ def test_each_call_reads_a_layer_that_is_not_the_last_ones(work, pool, roster):
 @pytest.mark.parametrize("between", [False, True])
 def test_a_case(shape, pool, roster, between):
     problem = CaseProblem(Case("mine", (700, 30, 1), 4, 2, target=1.0), pool, 64, between)
-    found = measure_case(problem, roster.engines(32), Floor(pool))
+    told = []
+    found = measure_case(
+        problem, roster.engines(32), Floor(pool), lambda *progress: told.append(progress)
+    )
+    assert told == [(done, len(found.times)) for done in range(len(found.times))]
     assert set(found.times) == {*STRATEGIES, "adaptive"}
     assert found.picked in STRATEGIES
     assert found.tokens == 731
