@@ -77,10 +77,13 @@ class Calibration:
             raise ValueError(f"workers {workers!r}")
         costs = {name: StrategyCost(**constants) for name, constants in data["costs"].items()}
         for cost in costs.values():
-            for constant in fields(cost):
-                value = getattr(cost, constant.name)
+            constants = {each.name: getattr(cost, each.name) for each in fields(cost)}
+            missed = constants.pop("missed")
+            if not isinstance(missed, dict) or not all(missed.values()):
+                raise ValueError(f"missed {missed!r}")
+            for name, value in (constants | missed).items():
                 if not isinstance(value, float | int) or not math.isfinite(value) or value < 0:
-                    raise ValueError(f"{constant.name} {value!r}")
+                    raise ValueError(f"{name} {value!r}")
         return cls(workers, costs)
 
 

@@ -7,6 +7,9 @@ constants, so that a least-squares fit on the device finds them:
 
     calls * call + tiles * tile + path * path + tasks * task + merges * merge
         + plans * plan / layers + eager
+
+What that misses is remembered beside it: for schedules of each kind that was measured, by how much
+they took longer than the constants say.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
@@ -30,6 +33,9 @@ _BANDWIDTH = ((0.0, 0.0), (0.25, 0.55), (0.5, 0.85), (0.6, 0.89), (1.0, 1.0))
 _MIN_TOKENS = 64  # that the Triton kernels give a program at least; FlashInfer twice as many
 _PADDING = 4  # TileConfig's: percent by which workqueue's shares may grow to have one piece each
 _STEP_TOKENS, _PIPELINE = 64, 3  # of their inner loop: tokens a step, steps in flight
+_LATE_ROWS = 2  # tile_config's: up to which the next kernel is let in only as the last one ends
+_QUANTISED = 0.75  # of the bandwidth that programs share: three for two, half the bytes a step
+_KINDS = 3  # of schedules, to a factor of two
 _HIDDEN_BYTES = 20 << 20  # of KV that the device gathers while the host starts a row of sdpa
 
 
@@ -38,17 +44,19 @@ class Work:
     """What a schedule asks of the device for one layer.
 
     calls: attention calls. tiles: pages of one KV head read, padding and, on CUDA, idle bandwidth
-    included. path: on CPU pages on the busiest worker, on CUDA steps that fill its pipeline. tasks:
-    those it starts, one after the other. merges: partial states to merge on CUDA, merge calls on
-    CPU. plans: pieces of planning, once per step.
+    included. path: on CPU pages on the busiest worker, on CUDA steps that fill its pipeline and
+    those that the next call waits. tasks: those it starts, one after the other. merges: partial
+    states to merge on CUDA, merge calls on CPU. plans: pieces of planning, once per step. kind: on
+    CUDA, what schedules of about the same programs and tokens have in common.
     """
 
     calls: int
     tiles: float
-    path: int
+    path: float
     tasks: int
     merges: int
     plans: int
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,8 @@ class StrategyCost:
 
     eager: more for each layer of a step that no CUDA graph holds, whose other launches the host
     makes one by one. error: what predictions were off by when the constants were fitted, as a share
-    of the time, in half of the cases.
+    of the time, in half of the cases. missed: by kind of schedule, what it took over what the
+    constants of a layer's own work say.
     """
 
     call: float
@@ -68,17 +77,21 @@ class StrategyCost:
     plan: float
     eager: float = 0.0
     error: float = 0.0
+    missed: dict[str, float] = field(default_factory=dict)
 
     def predict(self, work: Work, num_layers: int) -> float:
         """Microseconds of one layer, its share of the step's planning included."""
+        us = self.fitted(work) * self.missed.get(work.kind, 1.0)
+        return us + work.plans * self.plan / num_layers + self.eager
+
+    def fitted(self, work: Work) -> float:
+        """Microseconds by the constants alone of what a layer does itself."""
         return (
             work.calls * self.call
             + work.tiles * self.tile
             + work.path * self.path
             + work.tasks * self.task
             + work.merges * self.merge
-            + work.plans * self.plan / num_layers
-            + self.eager
         )
 
 
@@ -175,39 +188,65 @@ def _cuda_work(
     if strategy == "sdpa":
         page_bytes = 2 * heads * shape.page_size * shape.head_dim * shape.kv_dtype.itemsize
         hidden = _HIDDEN_BYTES // page_bytes
-        path = -(-heads // workers) * sum(max(row, hidden) for row in tiles)
-        return Work(len(tiles), sum(tiles) * heads, path, len(tiles), 0, len(tiles))
+        busiest = -(-heads // workers) * sum(max(row, hidden) for row in tiles)
+        return Work(len(tiles), sum(tiles) * heads, busiest, len(tiles), 0, len(tiles))
     shortest = max(1, _MIN_TOKENS // shape.page_size)
     if strategy == "split":
         pieces = [max(1, min(num_splits, row // shortest)) for row in tiles]
     elif strategy == "workqueue":
         share, pieces = _workqueue_share(tiles, heads, workers, shortest)
         if not pieces:
-            return _equal_shares(tiles, share, heads, workers, shape.page_size)
+            return _equal_shares(tiles, share, shape, workers)
     else:
         chunk = _flashinfer_chunk(tiles, workers // heads, 2 * shortest)
         pieces = [-(-row // chunk) for row in tiles]
-    grid = [(heads * each, row / each) for each, row in zip(pieces, tiles, strict=True)]
-    programs = heads * sum(pieces)
-    longest = max([share for _, share in grid])
+    parts = [row / each for each, row in zip(pieces, tiles, strict=True)]
+    if strategy == "split":
+        parts = [math.ceil(part) for part in parts]
+    grid = [(heads * each, part) for each, part in zip(pieces, parts, strict=True)]
+    programs, longest = heads * sum(pieces), max(parts)
     merges = heads * sum([each for each in pieces if each > 1])
     if strategy == "split" and programs > workers:  # all rows' first pieces start first
         grid = [
-            (heads, row / each)
+            (heads, part)
             for piece in range(max(pieces))
-            for each, row in zip(pieces, tiles, strict=True)
+            for each, part in zip(pieces, parts, strict=True)
             if piece < each
         ]
-    read = _tiles_in_that_time(grid, workers)
-    path = _filling(longest, shape.page_size) + (programs >= workers)  # no place is left beside it
-    return Work(1, read, path, -(-programs // workers), merges, 1)
+    read = _tiles_in_that_time(grid, workers, _QUANTISED if shape.kv_dtype.itemsize == 1 else 1.0)
+    path = _path(longest * shape.page_size, programs, workers, len(tiles))
+    kind = _kind(longest, programs, tiles, shape)
+    return Work(1, read, path, -(-programs // workers), merges, 1, kind)
 
 
-def _tiles_in_that_time(grid: Sequence[tuple[int, float]], workers: int) -> float:
+def _path(tokens: float, programs: int, workers: int, rows: int) -> float:
+    """Steps of a program's inner loop until its pipeline is full, and those that the next call
+    waits: it may start beside this one's last tiles, as far as its programs find a place there.
+
+    tokens: of the longest program.
+    """
+    steps = math.ceil(tokens / _STEP_TOKENS)
+    if steps == 1:
+        return 1
+    waits = 1.0 if rows <= _LATE_ROWS else min(1.0, max(0.0, 2 - workers / programs))
+    return min(_PIPELINE, steps) + waits
+
+
+def _kind(longest: float, programs: int, tiles: Sequence[int], shape: AttentionShape) -> str:
+    """By programs, tokens of the longest, and how much more than there is to read all would read if
+    they were as long."""
+    uneven = longest * programs / (sum(tiles) * shape.num_kv_heads)
+    sizes = [
+        round(_KINDS * math.log2(size)) for size in (programs, longest * shape.page_size, uneven)
+    ]
+    return " ".join(map(str, sizes)) + (" late" if len(tiles) <= _LATE_ROWS else "")
+
+
+def _tiles_in_that_time(grid: Sequence[tuple[int, float]], workers: int, share: float) -> float:
     """How much the whole device could read while a grid runs, of which some is left unused.
 
     grid: (programs, tiles of each), in the order in which they start. Those that run share evenly
-    what bandwidth they use together.
+    what bandwidth they use together. share: of it, that as many use of what they would of 16 bits.
     """
     running: list[tuple[float, int]] = []  # (tiles that each will have read at its end, programs)
     active, now, read, waiting = 0, 0.0, 0.0, list(reversed(grid))
@@ -221,7 +260,7 @@ def _tiles_in_that_time(grid: Sequence[tuple[int, float]], workers: int) -> floa
                 waiting.append((programs - started, tiles))
         else:
             end, ended = heappop(running)
-            read += (end - now) * active / _bandwidth_used(active / workers)
+            read += (end - now) * active / _bandwidth_used(share * active / workers)
             now, active = end, active - ended
     return read
 
@@ -232,11 +271,6 @@ def _bandwidth_used(filled: float) -> float:
     right = bisect_left(_BANDWIDTH, (filled, 0.0))
     (low, before), (high, after) = _BANDWIDTH[right - 1 : right + 1]
     return before + (after - before) * (filled - low) / (high - low)
-
-
-def _filling(tiles: float, page_size: int) -> int:
-    """Steps of the inner loop until its pipeline is full."""
-    return min(_PIPELINE, math.ceil(tiles * page_size / _STEP_TOKENS))
 
 
 def _flashinfer_chunk(tiles: Sequence[int], most: int, shortest: int) -> int:
@@ -265,10 +299,10 @@ def _workqueue_share(
     return max(overhead, -(-(total + overhead * len(tiles) * heads) // workers)), []
 
 
-def _equal_shares(
-    tiles: Sequence[int], share: int, heads: int, workers: int, page_size: int
-) -> Work:
+def _equal_shares(tiles: Sequence[int], share: int, shape: AttentionShape, workers: int) -> Work:
     """Rows begin inside of shares: programs have several pieces, one after the other."""
-    overhead = max(1, _MIN_TOKENS // page_size)
-    pieces = heads * sum([-(-(row + overhead) // share) for row in tiles])
-    return Work(1, share * workers, _filling(share, page_size), 2, pieces, 1)
+    overhead = max(1, _MIN_TOKENS // shape.page_size)
+    pieces = shape.num_kv_heads * sum([-(-(row + overhead) // share) for row in tiles])
+    path = _path(share * shape.page_size, workers, workers, len(tiles))
+    kind = _kind(share, workers, tiles, shape)
+    return Work(1, share * workers, path, 2, pieces, 1, kind)

@@ -17,6 +17,8 @@ from .cost import StrategyCost, Work
 STAGE = "measuring attention"
 _BUDGET_S = {"cpu": 2.0, "cuda": 12.0}  # compiling not counted
 _THOROUGH = 3
+_CONSTANTS = 5  # of a layer's own work: call, tile, path, task, merge
+_DISBELIEF = 0.5  # cases as the constants have them, that stand beside those of one kind
 _FOCUS = 4  # power by which a case loses weight the slower it is than its batch's fastest
 
 
@@ -45,7 +47,7 @@ class Measured:
     def cost(self) -> StrategyCost:
         samples = [(case.work, case.run_us, case.weight) for case in self.cases]
         cost = fit(samples, median(case.plan_us for case in self.cases))
-        return replace(cost, eager=self.eager_us)
+        return replace(cost, eager=self.eager_us, missed=missed(self.cases, cost))
 
 
 def measure_costs(
@@ -109,7 +111,7 @@ def fit(samples: Sequence[tuple[Work, float, float]], plan_us: float) -> Strateg
 
     plan_us: measured apart, per unit of Work.plans.
     """
-    work = torch.tensor([astuple(each)[:-1] for each, *_ in samples], dtype=torch.float64)
+    work = torch.tensor([astuple(each)[:_CONSTANTS] for each, *_ in samples], dtype=torch.float64)
     times, weights = torch.tensor([rest for _, *rest in samples], dtype=torch.float64).T
     relative = work / times.unsqueeze(1)
     a = relative * weights.unsqueeze(1)
@@ -132,3 +134,16 @@ def fit(samples: Sequence[tuple[Work, float, float]], plan_us: float) -> Strateg
     share = weights[order].cumsum(0) / weights.sum()
     error = errors[int((share < 0.5).sum())].item()
     return StrategyCost(call, tile, path, task, merge, plan_us, error=error)
+
+
+def missed(cases: Sequence[Case], cost: StrategyCost) -> dict[str, float]:
+    """See StrategyCost: geometric means of what the constants of ``cost`` are off by."""
+    by_kind: dict[str, list[float]] = {}
+    for case in cases:
+        if case.work.kind:
+            ratio = case.run_us / cost.fitted(case.work)
+            by_kind.setdefault(case.work.kind, []).append(math.log(ratio))
+    return {
+        kind: round(math.exp(sum(logs) / (len(logs) + _DISBELIEF)), 4)
+        for kind, logs in by_kind.items()
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from statistics import median
 
 import torch
@@ -19,20 +20,22 @@ from .cost import split_choices, strategy_work
 from .graph_timing import captured, replay_us
 from .measure_costs import STAGE, Case, Measured, random_batch
 
-# From short to long for one row and for many, even and ragged; where time is short, the first ones.
-_LENGTHS: tuple[tuple[int, ...], ...] = (
-    (1000,), (8000,), (1000,) * 8, (30000, 4000, 2000, 6000), (32000,), (1200,) * 64,
-    (8000,) * 4, (30000,) * 8, (300,) * 4, (2500,) * 32, (4000,), (8000,) * 12,
-    (20000, 1000, 14000, 9000, 5000, 17000, 3000, 12000), (128000,), (300,) * 16, (1500,) * 16,
-    (50000, 3000, 9000, 6000, 40000, 2000, 8000, 5000), (16000,), (20000,) * 2, (700,) * 2,
-    (4000,) * 8, (250,) * 64, (2000,), (2000,) * 4, (9000,) * 16, (500,), (64000,), (8000,) * 24,
-    (120000, 30000),
-    (18000, 22000, 20500, 19000, 21500, 17500, 20000, 21000), (2000,) * 5, (8000,) * 20,
-    (400, 1500, 900, 200, 3000, 700), (400,) * 32, (300, 6000, 1200, 800) * 4,
-    (4000, 100, 900, 300, 2000, 500, 200, 1500) * 4, (6000, 2000, 9000), (30000,) * 16, (3000,) * 3,
-    (400,) * 24, (300, 900, 500, 700) * 6, (1000,) * 12, (900, 50, 200, 100) * 4,
-)  # fmt: skip
-_POOL_BYTES = 2304 << 20
+# Even batches, and others that lie between them or are ragged; where time is short, the first ones.
+_TOKENS = (2048, 512, 8192, 32768, 1024, 4096, 16384, 131072, 65536)
+_ROWS = (1, 8, 2, 32, 4, 16, 64, 12, 24)
+_MOST_TOKENS = 1 << 20
+_EVEN = [(n,) * rows for n in _TOKENS for rows in _ROWS if rows * n <= _MOST_TOKENS]
+_OTHERS: list[tuple[int, ...]] = [
+    (30000, 4000, 2000, 6000), (6000, 350, 1250, 320), (1000, 60),
+    (20000, 1000, 14000, 9000, 5000, 17000, 3000, 12000), (300, 900, 500, 700) * 6,
+    (50000, 3000, 9000, 6000, 40000, 2000, 8000, 5000), (3000,) * 3, (4000, 200), (400, 30) * 4,
+    (4000, 100, 900, 300, 2000, 500, 200, 1500) * 4, (1600, 90, 300, 80), (250,) * 64,
+    (18000, 22000, 20500, 19000, 21500, 17500, 20000, 21000), (2000,) * 5, (120000, 30000),
+    (400, 1500, 900, 200, 3000, 700), (300, 6000, 1200, 800) * 4, (900, 50, 200, 100) * 4,
+    (6000, 2000, 9000), (8000,) * 20,
+]  # fmt: skip
+_LENGTHS = [lengths for pair in zip_longest(_EVEN, _OTHERS) for lengths in pair if lengths]
+_POOL_BYTES = 4352 << 20
 _COLD_BYTES = 256 << 20  # several times any L2
 _LEAST_LAYERS, _MAX_LAYERS = 4, 128
 _LEAST_BATCHES = 12  # measured even when that takes longer than it should

@@ -26,7 +26,10 @@ def estimate_costs(shape: AttentionShape, workers: int, bandwidth: float) -> Cal
     reference = Calibration.from_json(json.loads(_REFERENCE.read_text(encoding="utf-8"))["data"])
     size = page_bytes(1, shape) / shape.num_kv_heads / _REFERENCE_TILE
     tile = size * _REFERENCE_BANDWIDTH / bandwidth
-    costs = {name: replace(cost, tile=cost.tile * tile) for name, cost in reference.costs.items()}
+    costs = {
+        name: replace(cost, tile=cost.tile * tile, missed={})
+        for name, cost in reference.costs.items()
+    }
     return Calibration(workers, costs)
 
 

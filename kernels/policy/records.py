@@ -27,7 +27,7 @@ from ..attention.batch import AttentionShape
 Record = TypeVar("Record")
 Parse = Callable[[dict[str, Any]], Record]
 
-VERSION = 3
+VERSION = 4
 _MAX_BYTES = 1 << 20  # some hundred times as large as a record is
 SHIPPED = Path(__file__).parent / "shipped"
 # the last two: whole numbers and lists that are larger than Python takes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from pkvchat.kernels.products.linear import LinearTypes
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 64, 16, torch.float32, CPU)
 COST = StrategyCost(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-CALIBRATION = Calibration(2, {"sdpa": COST, "split": COST})
+MISSED = replace(COST, missed={"24 18 0 late": 1.1})
+CALIBRATION = Calibration(2, {"sdpa": COST, "split": MISSED})
 TYPES = DeviceTypes(LinearTypes(torch.float16, torch.float16, torch.bfloat16, 16, 4), torch.float16)
 
 
@@ -98,6 +100,12 @@ DAMAGES = {
     "lists in lists": lambda path: path.write_text("[" * 100_000),
     "a word": lambda path: damage(path, lambda r: r["data"]["costs"]["sdpa"].update(path="fast")),
     "constant missing": lambda path: damage(path, lambda r: r["data"]["costs"]["sdpa"].pop("plan")),
+    "missed a list": lambda path: damage(
+        path, lambda r: r["data"]["costs"]["sdpa"].update(missed=[])
+    ),
+    "misses by nothing": lambda path: damage(
+        path, lambda r: r["data"]["costs"]["sdpa"].update(missed={"3 4 0": 0.0})
+    ),
     "costs a list": lambda path: damage(path, lambda r: r["data"].update(costs=[])),
     "data a string": lambda path: damage(path, lambda r: r.update(data="x")),
 }
