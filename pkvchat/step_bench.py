@@ -1,7 +1,7 @@
 """Times whole decode steps of the model under each strategy, so that the policy knows this model.
 
-They run through CUDA graphs, as a chat's steps do, but through graphs of their own: what chats need
-no memory for is gone when the chats come.
+They run through CUDA graphs, as a chat's steps do, but through graphs of their own, whose memory is
+given back before the chats come.
 """
 
 from __future__ import annotations

@@ -208,37 +208,36 @@ class Engine:
             self._finish(seq)
         if schedule.waiting is not None:
             output.notices += self._waiting_line(schedule.waiting)
-        num_prefill = sum(count for _, count in schedule.prefills)
         if not schedule:
             return None
         pending = former.sampled if former is not None else None
         result = self.runner.run(schedule, pending)
         sampled = self.sampler.sample(result.logits, result.sequences, pending)
         arriving = sampled.token_ids.to("cpu", non_blocking=True)
-        lengths = tuple(seq.num_tokens for seq in schedule.decodes)
+        lengths = tuple(seq.num_tokens for seq in schedule.decodes)  # before they have one more
         work = [(seq, 1) for seq in schedule.decodes] + schedule.prefills
         for seq, count in work:
             seq.num_cached += count
         for seq in result.sequences:
             seq.num_pending += 1
         return InFlight(
-            sampled,
-            {seq: seq.answer for seq, _ in work if seq.answer is not None},
-            arriving,
-            [(seq, seq.num_cached) for seq, _ in schedule.prefills],
-            lengths,
-            num_prefill,
-            result.decision,
-            began,
-            result.launched,
-            Mark(self.device),
-            result.usual,
+            sampled=sampled,
+            answers={seq: seq.answer for seq, _ in work if seq.answer is not None},
+            arriving=arriving,
+            prefills=[(seq, seq.num_cached) for seq, _ in schedule.prefills],
+            lengths=lengths,
+            num_prefill=sum(count for _, count in schedule.prefills),
+            decision=result.decision,
+            began=began,
+            launched=result.launched,
+            done=Mark(self.device),
+            usual=result.usual,
         )
 
     def _make_do(self, output: StepOutput) -> None:
         """The device had no memory for a step: need less of it, and have the step tried again."""
         graphs = self.runner.graphs
-        if graphs:
+        if graphs is not None and len(graphs):
             graphs.clear()
             self._notices.append(
                 "the device is out of memory: decoding goes on without CUDA graphs, more slowly "

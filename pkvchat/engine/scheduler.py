@@ -144,10 +144,10 @@ class Scheduler:
         idle = [s for s in self.sequences.values() if s.answer is None and s.pages]
         if idle:
             return min(idle, key=lambda s: s.last_used)
-        taken = {id(s) for s in (*plan.decodes, *(s for s, _ in plan.prefills), seq)}
+        taken = {seq, *plan.decodes, *(s for s, _ in plan.prefills)}
         order = self.active()
         younger = order[order.index(seq) + 1 :]
-        return next((s for s in reversed(younger) if s.pages and id(s) not in taken), None)
+        return next((s for s in reversed(younger) if s.pages and s not in taken), None)
 
     def _give_way(self, seq: Sequence, plan: Schedule) -> None:
         """``seq`` cannot have its pages now: wait for the others, or end if there are none."""
