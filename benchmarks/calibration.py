@@ -21,7 +21,7 @@ import torch
 from pkvchat.kernels.attention.batch import AttentionShape
 from pkvchat.kernels.attention.registry import STRATEGIES, why_unavailable
 from pkvchat.kernels.policy.calibration import Calibration, count_workers
-from pkvchat.kernels.policy.measure_costs import Case, sample_costs
+from pkvchat.kernels.policy.measure_costs import Case, costs_of, sample_costs
 from pkvchat.kernels.policy.policy import create_policy
 from pkvchat.kernels.policy.records import VERSION, shape_key, shipped_name
 from pkvchat.startup import QUANTISED, TORCH_DTYPES
@@ -58,7 +58,7 @@ def report(shape: AttentionShape, budget_s: float) -> Calibration:
     start = time.perf_counter()
     measured = sample_costs(shape, names, lambda *_: None, budget_s)
     print(f"measured in {time.perf_counter() - start:.1f} s")
-    costs = {name: found.cost() for name, found in measured.items()}
+    costs = costs_of(shape, measured)
 
     def predicted(name: str, case: Case) -> float:
         cost, work = costs[name], case.work

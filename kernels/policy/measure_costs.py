@@ -17,7 +17,7 @@ from .cost import StrategyCost, Work
 STAGE = "measuring attention"
 _BUDGET_S = {"cpu": 2.0, "cuda": 12.0}  # compiling not counted
 _THOROUGH = 3
-_CONSTANTS = 5  # of a layer's own work: call, tile, path, task, merge
+_CONSTANTS, _TILE = 5, 1  # of a layer's own work: call, tile, path, task, merge
 _DISBELIEF = 0.5  # cases as the constants have them, that stand beside those of one kind
 _FOCUS = 4  # power by which a case loses weight the slower it is than its batch's fastest
 
@@ -44,9 +44,10 @@ class Measured:
     cases: list[Case]
     eager_us: float = 0.0
 
-    def cost(self) -> StrategyCost:
+    def cost(self, least_tile: float = 0.0) -> StrategyCost:
+        """least_tile: see fit."""
         samples = [(case.work, case.run_us, case.weight) for case in self.cases]
-        cost = fit(samples, median(case.plan_us for case in self.cases))
+        cost = fit(samples, median(case.plan_us for case in self.cases), least_tile)
         return replace(cost, eager=self.eager_us, missed=missed(self.cases, cost))
 
 
@@ -59,8 +60,7 @@ def measure_costs(
     """
     budget_s = _BUDGET_S[shape.device.type] * (_THOROUGH if thorough else 1)
     measured = sample_costs(shape, names, progress, budget_s)
-    costs = {name: found.cost() for name, found in measured.items()}
-    return Calibration(count_workers(shape), costs)
+    return Calibration(count_workers(shape), costs_of(shape, measured))
 
 
 def sample_costs(
@@ -77,6 +77,23 @@ def sample_costs(
         measured = CpuBench(shape).sample(names, progress, budget_s)
     weigh([case for found in measured.values() for case in found.cases])
     return measured
+
+
+def costs_of(shape: AttentionShape, measured: dict[str, Measured]) -> dict[str, StrategyCost]:
+    """Constants for each strategy; on CUDA none reads faster than memory was seen to be."""
+    least_tile = 0.0
+    if shape.device.type == "cuda":
+        least_tile = min(
+            case.run_us / (sum(pages_of(case.batch, shape)) * shape.num_kv_heads)
+            for found in measured.values()
+            for case in found.cases
+        )
+    return {name: found.cost(least_tile) for name, found in measured.items()}
+
+
+def pages_of(batch: DecodeBatch, shape: AttentionShape) -> list[int]:
+    """Of each row."""
+    return [-(-length // shape.page_size) for length in batch.lengths]
 
 
 def weigh(cases: Sequence[Case]) -> None:
@@ -106,15 +123,18 @@ def random_batch(shape: AttentionShape, lengths: tuple[int, ...], num_pages: int
     )
 
 
-def fit(samples: Sequence[tuple[Work, float, float]], plan_us: float) -> StrategyCost:
+def fit(
+    samples: Sequence[tuple[Work, float, float]], plan_us: float, least_tile: float = 0.0
+) -> StrategyCost:
     """Non-negative least squares of relative errors. samples: (work, us of one layer, weight).
 
-    plan_us: measured apart, per unit of Work.plans.
+    plan_us: measured apart, per unit of Work.plans. least_tile: microseconds that a tile takes.
     """
     work = torch.tensor([astuple(each)[:_CONSTANTS] for each, *_ in samples], dtype=torch.float64)
     times, weights = torch.tensor([rest for _, *rest in samples], dtype=torch.float64).T
     relative = work / times.unsqueeze(1)
     a = relative * weights.unsqueeze(1)
+    b = weights - a[:, _TILE] * least_tile
     scale = a.norm(dim=0).clamp_min(1e-30)
     active = a.norm(dim=0) > 0
     solution = torch.zeros(a.shape[1], dtype=torch.float64)
@@ -122,13 +142,14 @@ def fit(samples: Sequence[tuple[Work, float, float]], plan_us: float) -> Strateg
         columns = a[:, active] / scale[active]
         # A little ridge: features that a short measurement cannot tell apart share the time.
         ridge = 1e-4 * torch.eye(int(active.sum()), dtype=torch.float64)
-        found = torch.linalg.solve(columns.T @ columns + ridge, columns.T @ weights)
+        found = torch.linalg.solve(columns.T @ columns + ridge, columns.T @ b)
         solution.zero_()
         solution[active] = found / scale[active]
         if (found >= 0).all():
             break
         worst = torch.where(active, solution * scale, torch.inf).argmin()
         active[worst] = False
+    solution[_TILE] += least_tile
     call, tile, path, task, merge = solution.tolist()
     errors, order = (relative @ solution - 1).abs().sort()
     share = weights[order].cumsum(0) / weights.sum()

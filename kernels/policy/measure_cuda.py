@@ -18,12 +18,12 @@ from ..progress import Progress
 from .calibration import count_workers
 from .cost import split_choices, strategy_work
 from .graph_timing import captured, replay_us
-from .measure_costs import STAGE, Case, Measured, random_batch
+from .measure_costs import STAGE, Case, Measured, pages_of, random_batch
 
 # Even batches, and others that lie between them or are ragged; where time is short, the first ones.
 _TOKENS = (2048, 512, 8192, 32768, 1024, 4096, 16384, 131072, 65536)
 _ROWS = (1, 8, 2, 32, 4, 16, 64, 12, 24)
-_MOST_TOKENS = 1 << 20
+_MOST_TOKENS = 1 << 21
 _EVEN = [(n,) * rows for n in _TOKENS for rows in _ROWS if rows * n <= _MOST_TOKENS]
 _OTHERS: list[tuple[int, ...]] = [
     (30000, 4000, 2000, 6000), (6000, 350, 1250, 320), (1000, 60),
@@ -102,7 +102,7 @@ class CudaBench:
         self, strategy: Strategy, batch: DecodeBatch, kv_layers: list[torch.Tensor]
     ) -> list[Case]:
         shape, name = self.shape, strategy.name
-        tiles = [-(-length // shape.page_size) for length in batch.lengths]
+        tiles = pages_of(batch, shape)
         cases = [
             Case(batch, splits, strategy_work(name, tiles, splits, shape, self.workers))
             for splits in split_choices(name, tiles, shape, self.workers)

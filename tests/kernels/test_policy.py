@@ -313,6 +313,16 @@ def test_fit_never_pays_for_work():
     assert found.predict(samples[1][0], 1) > 0
 
 
+def test_nothing_reads_faster_than_memory():
+    """Many short rows took so long that long ones were predicted to beat the bandwidth."""
+    cases = [([32] * rows, 60.0 * rows) for rows in (1, 2, 4)] + [([4000] * 4, 300.0)]
+    samples = [
+        (strategy_work("flashinfer", tiles, 1, CUDA, workers=264), us, 1.0) for tiles, us in cases
+    ]
+    assert fit(samples, plan_us=0).tile < 0.002
+    assert fit(samples, plan_us=0, least_tile=0.002).tile >= 0.002
+
+
 def test_fit_is_right_where_the_weight_is():
     """Times that no constants make: three times too long in the cases that nobody would choose."""
     samples = []
