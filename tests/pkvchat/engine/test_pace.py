@@ -104,13 +104,13 @@ def test_answers_beside_a_prompt_take_twice_as_long_at_most(
     pace = PrefillPace(max_chunk)
     for _ in range(5):
         device.step(pace, num_decodes, 0)
-    device.read(pace, num_decodes, 40 * max_chunk)  # learn what sizes take
-    *times, _ = device.read(pace, num_decodes, 40 * max_chunk)  # the last chunk is of any size
+    device.read(pace, num_decodes, 20_000)  # learn what sizes take
+    *times, _ = device.read(pace, num_decodes, 20_000)  # the last chunk is of any size
     rows = num_decodes + 2 * MIN_CHUNK  # the smallest size may be nearly twice the rows it needs
     least = device.decode_s + device.fixed_s + 2 * rows * device.token_s
     # A size of twice the rows has room for somewhat more than twice the prompt's.
-    most = max(SLOWER * device.decode_s, 1.2 * longest_pause(device.decode_s), least)
-    assert max(times) <= 1.01 * most
+    most = max(SLOWER * device.decode_s, longest_pause(device.decode_s))
+    assert max(times) <= max(1.25 * most, 1.01 * least)
     assert sum(times) <= 2 * device.decode_s * len(times)
 
 
