@@ -39,7 +39,7 @@ class SizeTimes:
 
 
 class PrefillPace:
-    """Learns from the time of each step, and remembers what the answers have waited too long."""
+    """Learns from the time of each step, and keeps account of how long the answers have waited."""
 
     def __init__(self, max_chunk: int) -> None:
         """max_chunk: prompt tokens that a step has memory for."""
