@@ -53,7 +53,7 @@ def main() -> None:
     (prompt,), (depth,), (batch,) = args.prompt_tokens, args.depths, args.batches
     weights = RandomWeights(args.random_weights, args.quant) if "random_weights" in args else None
     options = Settings().with_values(vars(args)).engine
-    context = depth + prompt * (args.repetitions + 1) + 10 * UNDISTURBED
+    context = depth + prompt * (args.repetitions + 1) + 20 * UNDISTURBED
     with closing(ProgressLine(sys.stderr)) as progress:
         engine = start(replace(options, context=context), weights, progress).engine
     vocab = engine.runner.model.config.vocab_size
@@ -62,7 +62,7 @@ def main() -> None:
         engine.submit(f"chat {chat}", [(7 * chat + 31 * i) % vocab for i in range(depth)], endless)
     while any(seq.num_answered < 2 for seq in engine.scheduler.active()):
         engine.step()
-    tokens_until(engine, UNDISTURBED)  # makes the graphs
+    tokens_until(engine, 6 * UNDISTURBED)  # makes the graphs, those of the policy's trials too
     alone = gaps(tokens_until(engine, UNDISTURBED))
     rows = {"undisturbed": alone}
     for run in range(1, args.repetitions + 1):
