@@ -55,7 +55,7 @@ class Kind:
 class StepGraphs:
     """Captures each kind of step at its second one; the first runs as it is, and loads kernels.
 
-    That one token is about 10 ms late. Not in a thread beside the steps: a strategy holds one plan,
+    That one token is 10 to 25 ms late. Not in a thread beside the steps: a strategy holds one plan,
     which the next step would change between two layers of a capture, and both want Python's lock.
     """
 
