@@ -35,7 +35,7 @@ _PADDING = 4  # TileConfig's: percent by which workqueue's shares may grow to ha
 _STEP_TOKENS, _PIPELINE = 64, 3  # of their inner loop: tokens a step, steps in flight
 _LATE_ROWS = 2  # tile_config's: up to which the next kernel is let in only as the last one ends
 _QUANTISED = 0.75  # of the bandwidth that programs share: three for two, half the bytes a step
-_KINDS = 3  # of schedules, to a factor of two
+_KINDS = 4  # of schedules, to a factor of two
 _HIDDEN_BYTES = 20 << 20  # of KV that the device gathers while the host starts a row of sdpa
 
 

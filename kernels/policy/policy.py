@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the names are known without torch
 
 _FORCED = "forced-"
 _TIE = 0.02  # a difference too small to speak of
-_RAGGED = 0.05  # of split's time, that is doubted where the longest row is twice the mean
+_RAGGED = 0.03  # of split's time, that is doubted where the longest row is twice the mean
 _HOLD_TOKENS, _HOLD_SHARE = 128, 32  # what a row may grow by before strategies are compared again
 _LARGE = 16  # rows from which on a sixteenth more or less of everything is the same batch
 
