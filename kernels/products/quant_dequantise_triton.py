@@ -58,7 +58,7 @@ def dequantise_rows(planes: Planes, first: int, out: torch.Tensor) -> None:
 
 
 def lookup_rows(planes: Planes, ids: torch.Tensor, out: torch.Tensor) -> None:
-    """Rows ``ids`` [n] int64 into out: [n, in_features], contiguous, any float dtype."""
+    """Rows ``ids`` [n] int64 into out: [n, in_features] of any float dtype; both contiguous."""
     _launch(planes, out, ids, 0)
 
 

@@ -77,7 +77,7 @@ class QuantLinear:
         """Rows of the weight, as an embedding table. ids: [N] int64; returns [N, in_features]."""
         (planes,) = self.parts
         out = torch.empty(len(ids), self.in_features, dtype=dtype, device=ids.device)
-        lookup_rows(planes, ids, out)
+        lookup_rows(planes, ids.contiguous(), out)
         return out
 
     def nbytes(self) -> int:

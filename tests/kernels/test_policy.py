@@ -367,6 +367,12 @@ def test_rows_that_differ_by_half_go_to_the_workqueue_on_an_h200():
         assert decision.strategy == "workqueue"
 
 
+def test_flashinfer_takes_no_shorter_steps_for_a_few_tokens():
+    one, two = (strategy_work("flashinfer", [tiles], 1, CUDA, workers=264) for tiles in (1, 8))
+    assert one.path == two.path
+    assert one.tiles < two.tiles
+
+
 def test_flashinfer_has_to_win_by_more_than_its_error():
     """Ours lose little where they are close; whole steps of the model know better."""
     close = {

@@ -227,7 +227,8 @@ def test_linear_is_the_same_every_time(triton_device):
 def test_linear_as_an_embedding(triton_device):
     raw = random_rows("Q8_0", 50, 96)
     linear = QuantLinear([("Q8_0", raw.to(triton_device))], 96)
-    rows = linear.rows(torch.tensor([7, 49], device=triton_device), torch.float32)
+    ids = torch.tensor([[7, 0], [49, 0]], device=triton_device)
+    rows = linear.rows(ids[:, 0], torch.float32)  # of a batch of sequences, say
     assert torch.equal(rows.cpu(), reference("Q8_0", raw)[[7, 49]])
 
 

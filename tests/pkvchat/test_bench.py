@@ -121,6 +121,9 @@ def test_policies_take_turns_on_the_same_sequences(make_engine):
             order.append(self.strategy)
             return super().choose(lengths)
 
+        def observe(self, lengths, decision, step_us):
+            raise AssertionError("a policy that learns tries what it doesn't think fastest")
+
     policies = {name: Named(name) for name in ("sdpa", "split")}
     bench = Bench(engine, vocab_size=97, batch=2)
     samples = bench.compare(Case(0, 3, 20), policies, 2, lambda stage, done, total: None)
