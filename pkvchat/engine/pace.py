@@ -9,6 +9,8 @@ is taken where it reads prompts nearly as fast as the best.
 
 from __future__ import annotations
 
+import math
+
 MIN_CHUNK = 16  # tokens
 SLOWER = 1.8  # the aim is 2
 PAUSES_S = (0.05, 0.15)  # from and to; between them, PAUSE_TOKENS undisturbed steps
@@ -17,6 +19,7 @@ _FIRST = 64  # rows beside answers, before anything is known
 _NEARLY = 0.75  # of the best speed, beside answers
 _SAME = 0.97
 _VALID = 500  # steps with a prompt, for which a size's time holds: then it is tried again
+_STALL = 4.0
 _REFRESH = 8  # steps beside answers, after which one without a prompt tells how long those take
 
 
@@ -29,8 +32,10 @@ class SizeTimes:
         self._steps = 0
 
     def learn(self, size: int, seconds: float) -> None:
+        """More than _STALL times as long as the last one is not believed."""
         self._steps += 1
-        self._seconds[size], self._learned[size] = seconds, self._steps
+        self._seconds[size] = min(seconds, _STALL * self._seconds.get(size, math.inf))
+        self._learned[size] = self._steps
 
     def of(self, sizes: list[int]) -> dict[int, float]:
         """Those of ``sizes`` that are known."""
@@ -81,8 +86,9 @@ class PrefillPace:
         rows = num_decodes + num_prefill
         size = min((size for size in self._sizes() if size >= rows), default=0)
         if num_decodes and self._decode_s:
-            too_long_s = step_s - SLOWER * self._decode_s
-            self._saved_s -= max(0.0, too_long_s - self._price_s(size))
+            too_long_s = step_s - SLOWER * self._decode_s - self._price_s(size)
+            most_s = longest_pause(self._decode_s)  # more is a stall, that no prompt need pay for
+            self._saved_s -= min(max(0.0, too_long_s), most_s)
         if usual_s is not None and 4 * rows >= 3 * size > 0:  # others say little of their size
             (self._beside if num_decodes else self._alone).learn(size, usual_s)
 

@@ -145,6 +145,22 @@ def test_a_prompt_that_cannot_run_does_not_keep_others_waiting_for_ever() -> Non
     assert any(pace.size(1) for _ in range(100))
 
 
+@pytest.mark.parametrize("seconds", [5.0, 60.0])
+def test_a_stall_is_not_the_prompts_to_pay_for(seconds: float) -> None:
+    """Of a machine that slept, say."""
+    pace = PrefillPace(512)
+    H200.step(pace, 1, 0)
+    H200.read(pace, 1, 10_000)
+    while not (size := pace.size(1)):
+        pace.learn(1, 0, H200.decode_s, H200.decode_s)
+    pace.learn(1, size - 1, seconds, seconds)
+    waiting = 0
+    while not pace.size(1):
+        waiting += 1
+        pace.learn(1, 0, H200.decode_s, H200.decode_s)
+    assert waiting < 150
+
+
 def test_many_that_decode_leave_room_for_a_prompt() -> None:
     pace = PrefillPace(512)
     pace.size(100)
