@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from pkvchat.models.errors import ModelError
@@ -201,8 +202,9 @@ def _prompt(args: argparse.Namespace) -> str | None:
 
 
 def _read(name: str) -> str:
+    stdin = nullcontext(sys.stdin.buffer)  # it stays open
     try:
-        with sys.stdin.buffer if name == "-" else Path(name).open("rb") as file:
+        with stdin if name == "-" else Path(name).open("rb") as file:
             raw = file.read(MAX_PROMPT + 1)
     except OSError as error:
         raise ChatError(f"cannot read the prompt file {name}: {error.strerror}") from error

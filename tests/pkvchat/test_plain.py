@@ -75,6 +75,13 @@ def test_a_file_and_a_forced_strategy_give_the_same_answer(run_cli, tmp_path):
     assert EXPECTED.startswith(done.stdout[:-1])
 
 
+def test_a_prompt_from_standard_input(run_cli):
+    done = run_cli("-f", "-", "-n", 8, *EXACT, stdin=RAINBOW.encode())
+    assert done.returncode == 0, done.stderr
+    assert EXPECTED.startswith(done.stdout[:-1])
+    assert len(done.stdout) > 20
+
+
 def test_lines_are_turns_of_one_conversation(run_cli, cli_env, tmp_path):
     """Only the model's text comes out, whatever is wrong with a line or the cache folder."""
     (tmp_path / "not-a-folder").write_text("")
