@@ -93,7 +93,8 @@ class ChatStore:
         """Write what changed in ``chat``; ``tab`` is its place among the open ones.
 
         Returns whether another process has written to it meanwhile, as has this one: then theirs
-        stays as it is, and this one is saved as a chat of its own from now on.
+        stays as it is, and this one is saved as a chat of its own from now on. One that others
+        deleted comes back with what changes in it, and only then.
         """
         before = chat.saved or Saved()
         messages = {m.id: _signature(m, place) for place, m in enumerate(chat.messages)}
@@ -102,10 +103,10 @@ class ChatStore:
         def write() -> Saved:
             there = self._rows("SELECT updated FROM chats WHERE id = ?", chat.key)
             known, now = before, after
-            if not there:  # new, or deleted by others
-                known = Saved()
-            elif (after.head, messages) == (before.head, before.messages):
+            if (after.head, messages) == (before.head, before.messages):
                 now = before
+            elif not there:  # new, or deleted by others
+                known = Saved()
             elif there != [(before.updated,)]:
                 known, now = Saved(), replace(after, prefix=new_id())
             if now is not before:
@@ -172,8 +173,9 @@ class ChatStore:
 
     def open_chats(self) -> list[Chat]:
         """The chats that were open in tabs, in their order. Raises ChatError."""
-        rows = self._rows("SELECT id FROM chats WHERE tab IS NOT NULL ORDER BY tab")
-        return [self.load(chat_id) for (chat_id,) in rows]
+        rows = self._rows("SELECT CAST(id AS TEXT) FROM chats WHERE tab IS NOT NULL ORDER BY tab")
+        chats = [self._load(chat_id) for (chat_id,) in rows]
+        return [chat for chat in chats if chat]  # an id that is damaged leads to none
 
     def in_view(self) -> str:
         """The id of the chat that was looked at last, "" where none was. Raises ChatError."""
@@ -194,13 +196,19 @@ class ChatStore:
 
         Raises ChatError if there is none, or the file cannot be read.
         """
+        chat = self._load(chat_id)
+        if chat is None:
+            raise ChatError(f"that chat is no longer in {self.path}: it was deleted meanwhile")
+        return chat
+
+    def _load(self, chat_id: str) -> Chat | None:
         rows = self._rows(
             "SELECT updated, CAST(title AS TEXT), CAST(system AS TEXT), CAST(draft AS TEXT) "
             "FROM chats WHERE id = ?",
             chat_id,
         )
         if not rows:
-            raise ChatError(f"that chat is no longer in {self.path}: it was deleted meanwhile")
+            return None
         ((updated, title, system, draft),) = rows
         messages = [
             self._message(id, role, chosen, bool(queued))
@@ -210,13 +218,13 @@ class ChatStore:
                 chat_id,
             )
         ]
-        written = {m.id: _signature(m, place) for place, m in enumerate(messages)}
-        saved = Saved("", updated, (title, system, draft), written)
-        chat = Chat(title, messages, system, draft, chat_id, saved)
         for message in messages:
             if message.role in ANSWERS:
                 message.version.reason = message.version.reason or "quit"
-        return chat
+        # As if "quit" stood in the file: another pkvchat may be writing that answer right now.
+        written = {m.id: _signature(m, place) for place, m in enumerate(messages)}
+        saved = Saved("", updated, (title, system, draft), written)
+        return Chat(title, messages, system, draft, chat_id, saved)
 
     def _message(self, id: str, role: str, chosen: int, queued: bool) -> Message:
         """A file that lost some rows may lack the version that was chosen, or all of them."""
@@ -238,7 +246,8 @@ class ChatStore:
                 "  SELECT CAST(v.text AS TEXT)"
                 "  FROM messages m JOIN versions v ON v.message_id = m.id"
                 "  WHERE m.chat_id = c.id AND instr(casefold(v.text), ?1) LIMIT 1) AS hit "
-                "FROM chats c WHERE hit IS NOT NULL OR instr(casefold(c.title), ?1) "
+                "FROM chats c WHERE typeof(c.id) = 'text' "
+                "AND (hit IS NOT NULL OR instr(casefold(c.title), ?1)) "
                 "ORDER BY c.updated DESC LIMIT ?2",
                 (_utf8(words).casefold(), limit),
             ).fetchall()

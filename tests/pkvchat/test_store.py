@@ -192,6 +192,18 @@ def test_values_of_other_types_and_ranges_still_open(path: Path, damage: str) ->
     store.save(again, tab=0)
 
 
+@pytest.mark.parametrize("id", ["NULL", "x'ff00'", "CAST(x'ff00' AS TEXT)"])
+def test_an_id_that_is_damaged_costs_one_chat(path: Path, id: str) -> None:
+    store, chat = ChatStore(path), a_chat()
+    store.save(Chat(title="lost"), tab=0)
+    store.save(chat, tab=1)
+    store._db.execute(f"UPDATE chats SET id = {id}, in_view = 1 WHERE title = 'lost'")
+    assert [content(again) for again in store.open_chats()] == [content(chat)]
+    assert all(isinstance(found.id, str) for found in store.find(""))
+    assert chat.id in [found.id for found in store.find("")]
+    assert store.in_view() != chat.id
+
+
 def test_a_chat_that_others_deleted_is_written_whole(path: Path) -> None:
     mine, other, chat = ChatStore(path), ChatStore(path), a_chat()
     mine.save(chat, tab=0)
@@ -199,6 +211,28 @@ def test_a_chat_that_others_deleted_is_written_whole(path: Path) -> None:
     chat.add("user", "and at night?")
     mine.save(chat, tab=0)
     assert content(other.load(chat.id)) == content(chat)
+
+
+def test_a_chat_that_others_deleted_stays_deleted_while_it_does_not_change(path: Path) -> None:
+    mine, other, chat = ChatStore(path), ChatStore(path), a_chat()
+    mine.save(chat, tab=0)
+    other.delete(other.load(chat.id))
+    assert not mine.save(chat, tab=1)
+    assert mine.is_empty()
+
+
+def test_opening_a_chat_that_is_being_answered_writes_nothing(path: Path) -> None:
+    mine, other, chat = ChatStore(path), ChatStore(path), a_chat()
+    answer = chat.add("assistant", "half an")
+    mine.save(chat, tab=0)
+    rows = list(mine._db.iterdump())
+    theirs = other.load(chat.id)
+    assert not other.save(theirs)
+    assert list(mine._db.iterdump()) == rows
+    answer.version.text += " answer"
+    mine.save(chat, tab=0)
+    assert not other.save(theirs), "it has nothing of its own, so it doesn't part"
+    assert [found.id for found in mine.find("")] == [chat.id]
 
 
 def test_two_that_write_to_one_chat_part(path: Path) -> None:
