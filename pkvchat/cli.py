@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if debug:  # see kernels/attention/checks.py
         os.environ.setdefault("PKVCHAT_CHECK_CONTENTS", "1")
     try:
-        args = _parser().parse_args(argv)
+        args = _parse(argv)
         code: int = args.run(args)
         sys.stdout.flush()
         return code
@@ -260,6 +260,22 @@ _COMMANDS: tuple[tuple[str, Run, Callable[[Parser], None], str, str | None], ...
     ("pull", _pull, add_name, "download a model", None),
     ("rm", _rm, add_name, "delete a model", None),
 )
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Raises UsageError, for an unknown flag with its name: not with the value after it, which
+    argparse takes for a command."""
+    try:
+        return _parser().parse_args(argv)
+    except UsageError:
+        flags = Parser(prog="pkvchat", add_help=False)
+        add_chat_flags(flags)
+        try:
+            flags.parse_args(argv)
+        except UsageError as error:
+            if str(error).startswith("unrecognized arguments: -"):
+                raise error from None
+        raise
 
 
 def _parser() -> Parser:

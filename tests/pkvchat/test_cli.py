@@ -50,7 +50,10 @@ def test_arguments_are_read_without_torch():
     ("args", "said"),
     [
         (["--nope"], "unrecognized arguments: --nope"),
+        (["--polcy", "forced-split"], "unrecognized arguments: --polcy"),
         (["hello"], "invalid choice: 'hello'"),
+        (["hello", "--nope"], "invalid choice: 'hello'"),
+        (["bench", "-n", "0,x"], "-n: 'x' must be whole numbers"),
         (["calibrate", "-p"], "unrecognized arguments: -p (see pkvchat calibrate --help)"),
         (["models", "--nope"], "unrecognized arguments: --nope (see pkvchat models --help)"),
         (["models", "\x1b[31m"], "unrecognized arguments: ␛[31m (see"),
