@@ -101,7 +101,10 @@ def size_cache(
     source = "--kv-memory" if kv_memory is not None else "the free memory"
     room = f"{source} of {human(budget)} holds {max(fits, 0)} tokens of KV"
     if fits < shape.page_size:
-        raise ValueError(f"{room}; one page of {shape.page_size} needs {human(2 * per_page)}")
+        raise ValueError(
+            f"{room}; two pages of {shape.page_size}, one of them for scratch, need "
+            f"{human(2 * per_page)}"
+        )
     if fits >= wanted:
         return num_pages, wanted, ""
     if asked:

@@ -43,7 +43,7 @@ def test_more_memory_than_there_is_is_refused(memory: int) -> None:
 
 @pytest.mark.parametrize("memory", [0, 1, PER_PAGE, 2 * PER_PAGE - 1])
 def test_no_room_for_one_page_is_refused(memory: int) -> None:
-    with pytest.raises(ValueError, match="one page of 16 needs 12 KiB"):
+    with pytest.raises(ValueError, match="two pages of 16, one of them for scratch, need 12 KiB"):
         size_cache(3, SHAPE, 160, EngineOptions(kv_memory=memory))
 
 
