@@ -123,7 +123,7 @@ class Calibrator:
         """
         self.device, self.progress, self.fresh = device, progress, fresh
         self.store = store or Store()
-        self.keep = fresh or not busy()
+        self.busy = busy()
         if fresh:  # products are measured where weights are read
             self.store.forget("products", device_key(device))
 
@@ -206,10 +206,14 @@ class Calibrator:
         return estimate_costs(shape, count_workers(shape), memory_bandwidth(self.device))
 
     def _save(self, kind: str, key: dict[str, str], data: dict[str, Any]) -> None:
-        note = (
-            "other programs were busy while this device was measured; the next start measures again"
-        )
-        if self.keep:
+        if self.fresh or not self.busy:
             self.store.save(kind, key, data)
-        elif note not in self.notes:
+        if not self.busy:
+            return
+        note = "other programs were busy while this device was measured" + (
+            ", so the figures may be off: run `pkvchat calibrate` again when it is quiet"
+            if self.fresh
+            else "; the next start measures again"
+        )
+        if note not in self.notes:
             self.notes.append(note)

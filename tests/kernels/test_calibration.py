@@ -247,11 +247,14 @@ def test_what_a_busy_machine_measures_is_used_but_not_kept(store):
     assert not store.directory.exists()
     (note,) = store.notes
     assert "busy" in note
+    assert "the next start measures again" in note
 
 
 def test_asking_for_it_keeps_what_a_busy_machine_measures(store):
     calibrator(store, busy=True, fresh=True).costs(SHAPE, ["sdpa"])
     assert len(list(store.directory.iterdir())) == 1
+    (note,) = store.notes
+    assert "the figures may be off: run `pkvchat calibrate` again" in note
 
 
 def test_a_directory_that_cannot_be_made_is_a_note(tmp_path):
