@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from platformdirs import user_data_path
 
 from .chat_file import SQLITE_ERRORS, ChatFile, try_lock
-from .chats import ANSWERS, NEW_CHAT, Chat, Message, Saved, Version, new_id
+from .chats import ANSWERS, NEW_CHAT, Chat, Message, Saved, Version, new_id, parted_title
 from .clean import one_line
 from .errors import ChatError
 
@@ -68,9 +68,10 @@ class ChatStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock_path = path.with_suffix(".lock")
         try:
             self._file = ChatFile.open(path)
-            self._lock = try_lock(path.with_suffix(".lock"))
+            self._lock = try_lock(self._lock_path)
         except (OSError, *SQLITE_ERRORS) as error:
             raise ChatError(
                 f"chats cannot be saved in {path}: {error}; check its permissions and space"
@@ -93,7 +94,8 @@ class ChatStore:
         """Write what changed in ``chat``; ``tab`` is its place among the open ones.
 
         Returns whether another process has written to it meanwhile, as has this one: then theirs
-        stays as it is, and this one is saved as a chat of its own from now on. One that others
+        stays as it is, and this one is saved as a chat of its own from now on, which its title
+        tells. One that others
         deleted comes back with what changes in it, and only then.
         """
         before = chat.saved or Saved()
@@ -108,7 +110,8 @@ class ChatStore:
             elif not there:  # new, or deleted by others
                 known = Saved()
             elif there != [(before.updated,)]:
-                known, now = Saved(), replace(after, prefix=new_id())
+                head = (parted_title(chat.title), chat.system, chat.draft)
+                known, now = Saved(), replace(after, prefix=new_id(), head=head)
             if now is not before:
                 self._write(chat, known, now)
             if tab != TAB_STAYS:
@@ -117,7 +120,10 @@ class ChatStore:
             return now
 
         chat.saved = self._transaction(write)
-        return chat.saved.prefix != before.prefix
+        parted = chat.saved.prefix != before.prefix
+        if parted:
+            chat.title = chat.saved.head[0]
+        return parted
 
     def _write(self, chat: Chat, before: Saved, after: Saved) -> None:
         """All but the tab, of what ``before`` does not have yet."""
@@ -185,7 +191,13 @@ class ChatStore:
     def is_shown_elsewhere(self, chat: Chat) -> bool:
         """It is in a tab of another pkvchat that runs. Raises ChatError."""
         query = "SELECT 1 FROM chats WHERE id = ? AND tab IS NOT NULL"
-        return not self.owns_tabs and bool(self._rows(query, chat.key))
+        if self.owns_tabs or not self._rows(query, chat.key):
+            return False
+        with self._reading():
+            lock = try_lock(self._lock_path)
+        if lock is not None:  # who had it in a tab has ended since
+            os.close(lock)
+        return lock is None
 
     def is_empty(self) -> bool:
         """Nothing is saved here yet. Raises ChatError."""

@@ -55,6 +55,10 @@ class AppHost:
     def meter(self) -> Meter:
         return self._app.session.meter
 
+    @property
+    def answered(self) -> OpenChat | None:
+        return next((tab for tab in self._app.tabs_from_active() if tab.busy), None)
+
     def say(self, text: str) -> None:
         self._app.tab.say(text)
         self._app.changed(self._app.tab)
@@ -67,7 +71,7 @@ class AppHost:
         self._app.transcript.action_scroll_end()
 
     def restart(self, **changes: object) -> None:
-        if any(tab.busy for tab in self._app.tabs):
+        if self.answered:
             raise CommandError("an answer runs; stop it before the engine restarts")
         self._app.session.restart(**changes)
 
@@ -124,6 +128,8 @@ class AppHost:
     def delete(self) -> None:
         """After a yes: no chat that was deleted comes back."""
         tab = self._app.tab
+        if self._app.saver.is_shown_elsewhere(tab.chat):
+            raise CommandError(f"another pkvchat shows {tab.chat.name}: delete it there")
         question = AskLine(f"Delete {tab.chat.name} for good? Type yes", "")
         self._app.push_screen(question, partial(self._delete, tab))
 

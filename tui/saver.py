@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pkvchat.chats import Chat
 from pkvchat.errors import ChatError
 from pkvchat.open_chat import OpenChat
-from pkvchat.store import PARTED, ChatStore, Found, store_path
+from pkvchat.store import PARTED, TAB_STAYS, ChatStore, Found, store_path
 
 if TYPE_CHECKING:
     from .app import ChatApp
@@ -87,7 +87,10 @@ class Saver:
         places = {tab.chat: place for place, tab in enumerate(self._app.tabs)}
         unsaved, self._unsaved = self._unsaved, set()
         for chat in unsaved:
-            if not self._try(self._save, self.store, chat, places.get(chat)):
+            place = places.get(chat) if self.store.owns_tabs else TAB_STAYS
+            if place == TAB_STAYS and not (chat.saved or _has_words(chat)):
+                continue  # without its tab there is nothing to come back to
+            if not self._try(self._save, self.store, chat, place):
                 self._unsaved.add(chat)
         if self.problem and unsaved and not self._unsaved:
             self.problem = ""
@@ -98,6 +101,7 @@ class Saver:
     def _save(self, store: ChatStore, chat: Chat, tab: int | None) -> None:
         if store.save(chat, tab):
             self._app.notify(f"{chat.name}: {PARTED}.", markup=False, timeout=10)
+            self._app.call_later(self._app.draw_around)  # it has another title now
 
     def _open_late(self) -> None:
         """What kept the chats from being saved may have passed: a disk has room again."""
@@ -120,11 +124,16 @@ class Saver:
 
     def closed(self, chat: Chat) -> None:
         """Its tab is gone; a chat nothing was said in leaves no trace."""
-        if chat.messages or chat.draft:
+        if _has_words(chat) or self.is_shown_elsewhere(chat):
             self._unsaved.add(chat)
             self.now()
         else:
             self.delete(chat)
+
+    def is_shown_elsewhere(self, chat: Chat) -> bool:
+        """It is in a tab of another pkvchat that runs."""
+        store = self.store
+        return store is not None and self._read(lambda: store.is_shown_elsewhere(chat), False)
 
     def delete(self, chat: Chat) -> None:
         self._unsaved.discard(chat)
@@ -155,3 +164,7 @@ class Saver:
                 self._app.notify(self.problem, severity="error", markup=False, timeout=10)
             return False
         return True
+
+
+def _has_words(chat: Chat) -> bool:
+    return bool(chat.messages or chat.draft)

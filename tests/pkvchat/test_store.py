@@ -370,6 +370,17 @@ def test_only_one_process_owns_the_tabs(path: Path) -> None:
     assert ChatStore(path).owns_tabs
 
 
+def test_a_chat_is_shown_elsewhere_while_the_tabs_owner_runs(path: Path) -> None:
+    owner, other, tab, closed = ChatStore(path), ChatStore(path), a_chat(), Chat(title="closed")
+    owner.save(tab, 0)
+    owner.save(closed, None)
+    assert [other.is_shown_elsewhere(chat) for chat in (tab, closed)] == [True, False]
+    assert not owner.is_shown_elsewhere(tab)
+    owner.close()
+    assert not other.is_shown_elsewhere(tab)
+    assert ChatStore(path).owns_tabs, "asking leaves the tabs to the next who starts"
+
+
 @pytest.mark.parametrize("damage", [b"not a database at all" * 100, b""])
 def test_a_damaged_file_is_set_aside_not_deleted(path: Path, damage: bytes) -> None:
     path.parent.mkdir(parents=True)

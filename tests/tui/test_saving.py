@@ -61,6 +61,43 @@ async def test_a_second_app_leaves_the_first_ones_tabs_alone(
         assert [tab.chat.messages for tab in window.app.tabs] == [[]]
 
 
+async def test_a_second_app_leaves_the_first_ones_places_and_chats_alone(
+    open_app: OpenApp, store: ChatStore, talk: Chat
+) -> None:
+    empty = Chat()
+    store.save(empty, 4)
+    store.save(talk, 7)
+    store.put_in_view(talk)
+    places = store._rows("SELECT id, tab, in_view, updated FROM chats ORDER BY tab")
+    async with open_app("blue", store=ChatStore(store.path)) as window:
+        for chat in (talk, empty):
+            window.app.open_saved(chat.id)
+            await window.send("/delete")
+            assert "another pkvchat shows" in window.notes[-1]
+            await window.press("ctrl+w")
+        window.app.open_saved(talk.id)
+        await window.press("ctrl+t")
+        await window.ask("sky?")
+        await window.settle(lambda: not window.app.tab.busy)
+    open_ones = "SELECT id, tab, in_view, updated FROM chats WHERE tab IS NOT NULL ORDER BY tab"
+    assert store._rows(open_ones) == places
+    assert [found.title for found in store.find("") if not found.is_open] == ["sky?"]
+
+
+async def test_a_chat_that_was_deleted_elsewhere_stays_deleted(
+    open_app: OpenApp, store: ChatStore, talk: Chat
+) -> None:
+    store.save(talk, None)
+    async with open_app(store=store) as window:
+        window.app.open_saved(talk.id)
+        await window.press("ctrl+w")
+        other = ChatStore(store.path)
+        other.delete(other.load(talk.id))
+        await window.press("alt+t", "ctrl+t")
+        window.app.saver.now()
+        assert store.find("one") == []
+
+
 async def test_a_chat_that_others_wrote_to_becomes_one_of_its_own(
     open_app: OpenApp, store: ChatStore, talk: Chat
 ) -> None:
