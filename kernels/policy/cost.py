@@ -28,9 +28,13 @@ if TYPE_CHECKING:  # the policies' names are known without torch
 
 _ALL_PAGES = 1 << 60
 _PARTS = (0.5, 0.97, 1, 2)  # of the device, that a grid of splits is to fill
+_HALF, _UNSURE = 0.75, 0.01  # of it, and by what a grid that fills less has to win: its time varies
 # Of the programs that fill the device, and of its bandwidth: shares measured on an H200.
 _BANDWIDTH = ((0.0, 0.0), (0.25, 0.55), (0.5, 0.85), (0.6, 0.89), (1.0, 1.0))
 _MIN_TOKENS = 64  # that the Triton kernels give a program at least; FlashInfer twice as many
+# Tokens that a program reads, where they saturate, while it starts and ends a piece of a few; and
+# while that waits for a step of its loop.
+_PIECE_TOKENS, _WAIT_TOKENS = 83, 40
 _PADDING = 4  # TileConfig's: percent by which workqueue's shares may grow to have one piece each
 _STEP_TOKENS, _PIPELINE = 64, 3  # of their inner loop: tokens a step, steps in flight
 _LATE_ROWS = 2  # tile_config's: up to which the next kernel is let in only as the last one ends
@@ -130,9 +134,17 @@ class CostModel:
         return us
 
     def best(self, strategy: str, tiles: Sequence[int]) -> tuple[float, int]:
-        """(microseconds, num_splits) at the num_splits for which they are least."""
+        """(microseconds, num_splits) at the num_splits for which they are least.
+
+        One that fills the device by half has to win by more than the others.
+        """
         splits = split_choices(strategy, tiles, self.shape, self.workers)
-        return min((self.predict(strategy, tiles, each), each) for each in splits)
+        us = {each: self.predict(strategy, tiles, each) for each in splits}
+        enough = _HALF * self.workers / (len(tiles) * self.shape.num_kv_heads)
+        return min(
+            ((us[each], each) for each in splits),
+            key=lambda each: each[0] * (1 + _UNSURE * (each[1] < enough)),
+        )
 
 
 def split_choices(
@@ -302,9 +314,19 @@ def _workqueue_share(
 
 
 def _equal_shares(tiles: Sequence[int], share: int, shape: AttentionShape, workers: int) -> Work:
-    """Rows begin inside of shares: programs have several pieces, one after the other."""
-    overhead = max(1, _MIN_TOKENS // shape.page_size)
-    pieces = shape.num_kv_heads * sum([-(-(row + overhead) // share) for row in tiles])
-    path = _path(share * shape.page_size, workers, workers, len(tiles))
-    kind = _kind(share, workers, tiles, shape)
-    return Work(1, share * workers, path, 2, pieces, 1, kind)
+    """Rows begin inside of shares: programs have several pieces, one after the other.
+
+    A program takes its share's time, but one that has all KV heads of a short row waits for each of
+    them in turn.
+    """
+    heads, overhead = shape.num_kv_heads, max(1, _MIN_TOKENS // shape.page_size)
+    pieces = heads * sum([-(-(row + overhead) // share) for row in tiles])
+    waits = 0.0
+    for row in set(tiles):
+        steps = math.ceil(row * shape.page_size / _STEP_TOKENS)
+        more = (_PIECE_TOKENS + steps * _WAIT_TOKENS) / shape.page_size - row - overhead
+        waits = max(waits, min(heads, share / (row + overhead)) * more)
+    slowest = share + waits
+    path = _path(slowest * shape.page_size, workers, workers, len(tiles))
+    kind = _kind(slowest, workers, tiles, shape)
+    return Work(1, slowest * workers, path, 2, pieces, 1, kind)

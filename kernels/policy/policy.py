@@ -180,14 +180,18 @@ class CostPolicy:
         """By what share of its time a strategy must be predicted to win.
 
         The prediction's usual error, and more on CUDA: split cuts rows into as many pieces each, so
-        that ragged ones are hard to predict; and FlashInfer has to win by more than its error
-        whatever the others' are, unless steps of the model were timed.
+        that ragged ones are hard to predict, less so the more of all its programs take turns; and
+        FlashInfer has to win by more than its error whatever the others' are, unless steps of the
+        model were timed.
         """
         errors = {name: self.model.costs[name].error for name in self.candidates}
         doubt = errors.pop(strategy)
         if self.model.shape.device.type == "cuda":
             if strategy == "split":
-                doubt += _RAGGED * (max(lengths) * len(lengths) / sum(lengths) - 1)
+                pieces = len(lengths) * self._num_splits[strategy]
+                waves = pieces * self.model.shape.num_kv_heads / self.model.workers
+                uneven = max(lengths) * len(lengths) / sum(lengths) - 1
+                doubt += _RAGGED * uneven / max(1.0, waves)
             if strategy == "flashinfer" and not self._surcharge.known:
                 doubt += max((errors[name] for name in errors if name != "sdpa"), default=0.0)
         return doubt
