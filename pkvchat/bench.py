@@ -91,12 +91,13 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured. make_policy: see startup.Built."""
+    """What is measured. make_policy: see startup.Built. notes: what a person should know."""
 
     name: str
     num_parameters: int
     engine: Engine
     make_policy: Callable[[str], Policy]
+    notes: Sequence[str]
 
 
 @dataclass
@@ -148,6 +149,8 @@ def _rows(
             check_options(replace(options, policy=name))
         bandwidth = read_bandwidth(prepare(options))  # before the KV cache takes the memory
         subject = start(options, weights, progress)
+        for note in subject.notes:
+            progress.note(note)
         made = {name: subject.make_policy(name) for name in policies}
     engine = subject.engine
     check_room(engine, context, max(batches))
@@ -168,8 +171,8 @@ def start(options: EngineOptions, weights: RandomWeights | None, progress: Progr
     """Raises what start_engine raises."""
     if weights is None:
         started = start_engine(options, progress)
-        loaded = started.loaded
-        return Subject(loaded.name, loaded.num_parameters, started.engine, started.make_policy)
+        name, count, notes = started.ready.model, started.loaded.num_parameters, started.ready.notes
+        return Subject(name, count, started.engine, started.make_policy, notes)
     device = prepare(options)
     model = random_model(
         weights.shape,
@@ -179,9 +182,10 @@ def start(options: EngineOptions, weights: RandomWeights | None, progress: Progr
         memory=free_memory(device),
         progress=progress,
     )
-    built = build_engine(model, model.dtype, options, Calibrator(device, progress))
-    name = f"{weights.shape} {weights.quant}, random"
-    return Subject(name, num_parameters(weights.shape), built.engine, built.make_policy)
+    calibrator = Calibrator(device, progress)
+    built = build_engine(model, model.dtype, options, calibrator)
+    name, count = f"{weights.shape} {weights.quant}, random", num_parameters(weights.shape)
+    return Subject(name, count, built.engine, built.make_policy, calibrator.notes)
 
 
 def check_room(engine: Engine, context: int, batch: int) -> None:

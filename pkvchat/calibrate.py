@@ -16,10 +16,10 @@ def run(options: EngineOptions) -> int:
     """Measure for the model in ``options``, keep the record for later starts, print a summary."""
     with closing(ProgressLine(sys.stderr)) as progress, startup_errors():
         started = start_engine(options, progress, fresh=True)
+        for note in started.ready.notes:
+            progress.note(note)
     ready, policy = started.ready, started.make_policy("adaptive")
     print(f"{ready.device}: {ready.dtype}")
-    for note in ready.notes:
-        print(f"note: {one_line(note)}", file=sys.stderr)
     for name, why in ready.strategies.items():
         if why:
             print(f"{name} cannot run here: {why}")

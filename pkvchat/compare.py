@@ -8,13 +8,14 @@ Attention is exact under each of them, so texts are equal but for near ties that
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import geometric_mean, stdev
 
 from .errors import ChatError, startup_errors
 from .messages import ChatMessage, Close, Delta, Event, Failed, Finished, SetPolicy, Steps, Submit
@@ -28,7 +29,10 @@ from .startup import check_options
 from .steps import StepRecord
 
 _WARM_TOKENS = 4
-_SPREADS = 2  # standard deviations of the runs' ratios that a difference is to exceed
+_FEWEST_RUNS = 4  # that a verdict can come from
+# Student's t by degrees of freedom, 99% between -t and t. Any published table has it.
+_STUDENT_T = {3: 5.841, 4: 4.604, 5: 4.032, 6: 3.707, 7: 3.499, 8: 3.355, 9: 3.250, 10: 3.169}
+_STUDENT_T |= {12: 3.055, 15: 2.947, 20: 2.845, 30: 2.750, 40: 2.704, 60: 2.660, 120: 2.617}
 _PLOT_CELLS = 72
 _AROUND = 24  # characters shown from where two texts part
 
@@ -94,6 +98,8 @@ def run(
             for policy in policies[1:]:
                 check_options(replace(options, policy=policy))
             service = ChatService(replace(options, policy=policies[0]), progress)
+        for note in service.ready.notes:
+            progress.note(note)
         rounds = list(compare(service, greedy, policies, prompts, batch, progress))
         service.close()
     PRINTERS[output](policies, rounds)
@@ -189,6 +195,18 @@ def ratios(policy: str, first: str, rounds: Sequence[Round]) -> list[float]:
     return [one / other for one, other in zip(*speeds, strict=True) if one and other]
 
 
+def likely_ratio(found: Sequence[float]) -> tuple[float, float]:
+    """Where the true ratio lies with 99% probability: the t interval of the mean logarithm.
+
+    Of logarithms, so that neither of two policies is favoured. found: at least _FEWEST_RUNS.
+    """
+    degrees = len(found) - 1
+    t = _STUDENT_T[max(n for n in _STUDENT_T if n <= degrees)]
+    error = stdev(map(math.log, found)) / math.sqrt(len(found))
+    middle = geometric_mean(found)
+    return middle * math.exp(-t * error), middle * math.exp(t * error)
+
+
 def partings(policies: Sequence[str], rounds: Sequence[Round]) -> list[Parting]:
     """Every text that differs from the first policy's."""
     reference = answers_of(policies[0], rounds)
@@ -234,9 +252,7 @@ def _cells(policy: str, rounds: Sequence[Round]) -> list[str]:
     return [
         policy,
         f"{sum(answer.new_tokens for answer in answers_of(policy, rounds)):,}",
-        f"{tokens_per_s(steps):.1f}",
-        f"{p50:.2f}",
-        f"{p95:.2f}",
+        *((f"{tokens_per_s(steps):.1f}", f"{p50:.2f}", f"{p95:.2f}") if steps else "---"),
         ", ".join(f"{name} {count / len(steps):.0%}" for name, count in shares),
     ]
 
@@ -244,20 +260,29 @@ def _cells(policy: str, rounds: Sequence[Round]) -> list[str]:
 def _print_speed_ups(policies: Sequence[str], rounds: Sequence[Round]) -> None:
     """A difference is one only beyond what runs of the same policies differ by."""
     first, *others = policies
+    if not any(one.steps for one in rounds):
+        print(
+            "No speed: no answer had a decode step, since the first token comes from reading the "
+            "prompt. Give -n 2 or more."
+        )
     for policy in others:
         found = ratios(policy, first, rounds)
-        if len(found) == 1:
+        if not found:
+            continue
+        runs = f"{len(found)} run{'s' if len(found) > 1 else ''}"
+        says = f"{policy} / {first}: {geometric_mean(found):.3f} in {runs}"
+        if len(found) < _FEWEST_RUNS:
             print(
-                f"{policy} decoded {found[0]:.3f} times as fast as {first} in one run, whose "
-                "spread is not known: give more prompts than fit one batch."
+                f"{says}, too few to tell: give prompts for {_FEWEST_RUNS} batches or more "
+                "(-b N is a batch's prompts)."
             )
-        elif found:
-            ratio, spread = mean(found), _SPREADS * stdev(found)
-            says = f"{policy} / {first}: {ratio:.3f} ± {spread:.3f} in {len(found)} runs, "
-            if abs(ratio - 1) <= spread:
-                print(f"{says}no difference beyond the runs' spread.")
-            else:
-                print(f"{says}so {policy} is {'faster' if ratio > 1 else 'slower'}.")
+            continue
+        low, high = likely_ratio(found)
+        says += f" ({low:.3f} to {high:.3f} at 99%), "
+        if low <= 1 <= high:
+            print(f"{says}no difference beyond the runs' spread.")
+        else:
+            print(f"{says}so {policy} is {'faster' if low > 1 else 'slower'}.")
 
 
 def _print_texts(policies: Sequence[str], rounds: Sequence[Round]) -> None:

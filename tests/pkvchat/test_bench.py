@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 from collections import Counter
 from itertools import groupby
 
@@ -217,6 +218,18 @@ def test_random_weights_need_no_file(tiny_shape, capsys, quant):
     assert prompt["model_n_params"] == pytest.approx(
         tiny.num_layers * matrices + 2 * tiny.vocab_size * tiny.hidden_size, rel=0.01
     )
+
+
+def test_a_busy_machine_is_told_beside_the_table(tiny_shape, capsys, monkeypatch, tmp_path):
+    tiny_shape()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is known of this machine
+    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 1000.0, 1000.0))
+    options, weights = EngineOptions(device="cpu"), RandomWeights("tiny", "bf16")
+    assert run(options, cases([8], [], [0]), [1], ["forced-sdpa"], 1, "json", weights) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)
+    assert err.count("note: ") == 1
+    assert "\nnote: other programs were busy while this device was measured; the next" in err
 
 
 def test_random_weights_of_a_shape_there_is_not(run_cli):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,17 @@ def test_each_policy_answers_every_prompt_with_its_strategy(service: ChatService
     assert [s.pages_used for s in last] == [-(-s.seq_lens[0] // 16) for s in last]
 
 
+def test_what_a_person_should_know_is_said_beside_the_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = EngineOptions(device="cpu", dtype="f32", kv_memory=16 << 20, threads=1)
+    params = SamplingParams(max_tokens=2)
+    assert compare.run(options, params, POLICIES, ["hi"], 1, "json") == 0
+    out, err = capsys.readouterr()
+    assert "\nnote: --kv-memory of 16 MiB holds 336 tokens of KV: the context is 336" in err
+    assert json.loads(out)
+
+
 def test_what_cannot_run_is_said_in_one_line(service: ChatService) -> None:
     greedy = SamplingParams(temperature=0.0, max_tokens=2)
     with pytest.raises(ChatError, match="forced-flashinfer: flashinfer needs"):
@@ -85,7 +97,7 @@ def test_the_table_says_speed_shares_and_where_texts_part(
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()[:4]]
     assert table[2] == ["adaptive", "4", "100.0", "10.00", "10.00", "split 100%"]
     assert table[3] == ["forced-sdpa", "4", "50.0", "20.00", "20.00", "sdpa 100%"]
-    assert "forced-sdpa decoded 0.500 times as fast as adaptive in one run, whose spread" in out
+    assert "forced-sdpa / adaptive: 0.500 in 1 run, too few to tell: give prompts for 4" in out
     assert "0 of 1 texts are equal" in out
     assert "Prompt 1 at character 5: ' sight', forced-sdpa 'ger one'." in out
     assert "   adaptive ▁▁▁▁\nforced-sdpa ████\n" in out
@@ -94,10 +106,13 @@ def test_the_table_says_speed_shares_and_where_texts_part(
 @pytest.mark.parametrize(
     ("times", "says"),
     [
-        ((10.0, 10.2, 9.8), "1.000 ± 0.040 in 3 runs, no difference beyond the runs' spread."),
-        ((10.0, 5.0, 5.0), "1.667 ± 1.155 in 3 runs, no difference beyond the runs' spread."),
-        ((5.0, 5.0, 5.1), "1.987 ± 0.045 in 3 runs, so b is faster."),
-        ((20.0, 20.1), "0.499 ± 0.004 in 2 runs, so b is slower."),
+        (
+            (10.0, 10.2, 9.8, 10.0),
+            "1.000 in 4 runs (0.953 to 1.050 at 99%), no difference beyond the runs' spread.",
+        ),
+        ((5.0, 5.0, 5.1, 5.1), "1.980 in 4 runs (1.914 to 2.049 at 99%), so b is faster."),
+        ((20.0, 20.1, 20.0, 20.0), "0.499 in 4 runs (0.496 to 0.503 at 99%), so b is slower."),
+        ((5.0, 5.0, 5.0), "2.000 in 3 runs, too few to tell: give prompts for 4 batches or more"),
     ],
 )
 def test_a_difference_is_told_from_noise(
@@ -109,6 +124,35 @@ def test_a_difference_is_told_from_noise(
     rounds = [Round(policy, answers, [step("sdpa", ms)]) for policy, runs in both for ms in runs]
     compare.print_markdown(["a", "b"], rounds)
     assert f"b / a: {says}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("runs", [4, 5, 8, 100])
+def test_equal_policies_are_seldom_told_apart(runs: int) -> None:
+    draw = random.Random(runs)
+    verdicts = 0
+    for _ in range(2000 if runs < 100 else 200):
+        low, high = compare.likely_ratio([noisy(draw) / noisy(draw) for _ in range(runs)])
+        verdicts += not low <= 1 <= high
+    assert verdicts < (40 if runs < 100 else 8)
+
+
+def test_a_tenth_is_nearly_always_told_in_five_runs() -> None:
+    draw = random.Random(0)
+    found = [[1.1 * noisy(draw) / noisy(draw) for _ in range(5)] for _ in range(2000)]
+    assert sum(compare.likely_ratio(ratios)[0] > 1 for ratios in found) > 1800
+
+
+def noisy(draw: random.Random) -> float:
+    return draw.gauss(1.0, 0.02)
+
+
+def test_why_one_token_has_no_speed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = [Answer("p", "a", "length", 1, 0.1)]
+    compare.print_markdown(["a", "b"], [Round(policy, answers, []) for policy in "ab"])
+    out = capsys.readouterr().out
+    assert "0.0" not in out
+    assert "No speed: no answer had a decode step" in out
+    assert "Give -n 2 or more." in out
 
 
 def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
