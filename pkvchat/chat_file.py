@@ -50,12 +50,20 @@ MIGRATIONS = (
 # sqlite3 raises the second where its message quotes a schema that is damaged
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
+_PRAGMAS = ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON")
+_BUSY_S = 5.0  # for another's write to end
+
+
+def is_locked(error: Exception) -> bool:
+    """Another program is using the file in a way that keeps this one out."""
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+
 
 @dataclass(frozen=True)
 class ChatFile:
-    """db: the writer's connection. alone: no other can use the file, the disk being full.
-
-    note: "" or a line about a damaged file, which is kept under another name.
+    """db: the writer's connection. alone: it is the only one there can be, the disk being full or
+    read-only. note: "" or a line about that, or about a damaged file, which is kept under another
+    name.
     """
 
     path: Path
@@ -66,20 +74,22 @@ class ChatFile:
     @classmethod
     def open(cls, path: Path) -> ChatFile:
         """Of our schema. Raises OSError, SQLITE_ERRORS, or ChatError for a later pkvchat's."""
+        if path.exists() and not os.access(path.parent, os.W_OK):
+            return _open_to_read(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with _alone_in(path.parent):  # of several first starts, one makes the tables
             try:
                 return _open(path)
-            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-                if isinstance(error, sqlite3.OperationalError):
-                    raise
-                aside = _set_aside(path)
-                note = f"{path.name} was damaged ({error}); it is kept as {aside.name}"
-                return replace(_open(path), note=note)
+            except _SetAside as damage:
+                return replace(_open(path), note=str(damage))
 
     def reader(self) -> AbstractContextManager[sqlite3.Connection]:
         """A connection for any thread, while the writer's is in use, too."""
         return nullcontext(self.db) if self.alone else closing(_connect(self.path))
+
+
+class _SetAside(ChatError):
+    """A damaged file is now kept under another name."""
 
 
 def _set_aside(path: Path) -> Path:
@@ -92,22 +102,52 @@ def _set_aside(path: Path) -> Path:
 
 
 def _open(path: Path) -> ChatFile:
-    db, alone = _connect(path), False
     try:
-        db.execute("PRAGMA journal_mode = WAL")
-    except sqlite3.OperationalError:  # a full disk has no room for what processes share
-        db.close()
-        db, alone = _connect(path), True
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")
-    db.execute("PRAGMA foreign_keys = ON")
-    _migrate(path, db)
-    return ChatFile(path, db, alone)
+        return _prepare(path, _connect(path), *_PRAGMAS)
+    except sqlite3.OperationalError as error:  # a full disk has no room for what processes share
+        if is_locked(error):
+            raise
+        file = _prepare(path, _connect(path), "locking_mode = EXCLUSIVE", *_PRAGMAS)
+        return replace(file, alone=True)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, timeout=5, check_same_thread=False)
+def _open_to_read(path: Path) -> ChatFile:
+    """Where nothing can be written, not even the locks and the log that SQLite keeps beside it."""
+    file = _prepare(path, _connect(f"{path.absolute().as_uri()}?immutable=1", uri=True))
+    note = f"{path.parent} can't be written to: its chats can be read, but none will be saved"
+    return replace(file, alone=True, note=note)
+
+
+def _prepare(path: Path, db: sqlite3.Connection, *pragmas: str) -> ChatFile:
+    """Where that fails, ``db`` is closed, for it may hold a lock by then."""
+    try:
+        for pragma in pragmas:
+            db.execute(f"PRAGMA {pragma}")
+        _migrate(path, db)
+    except BaseException as error:
+        try:
+            if _is_damage(error) and os.access(path.parent, os.W_OK):
+                aside = _set_aside(path)
+                raise _SetAside(
+                    f"{path.name} was damaged ({error}); it is kept as {aside.name}: "
+                    f"`sqlite3 {aside} .recover` prints what it still holds"
+                ) from error
+            raise
+        finally:
+            db.close()  # now, for it deletes the log of what was written last
+    return ChatFile(path, db)
+
+
+def _is_damage(error: BaseException) -> bool:
+    return isinstance(error, (sqlite3.DatabaseError, UnicodeDecodeError)) and not isinstance(
+        error, sqlite3.OperationalError
+    )
+
+
+def _connect(path: Path | str, *, uri: bool = False) -> sqlite3.Connection:
+    db = sqlite3.connect(
+        path, isolation_level=None, timeout=_BUSY_S, check_same_thread=False, uri=uri
+    )
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one bad byte costs one byte
     db.create_function("casefold", 1, lambda text: str(text).casefold(), deterministic=True)
     return db
@@ -148,7 +188,10 @@ def try_lock(path: Path) -> int | None:
 
     Raises OSError where the file cannot be made.
     """
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:  # a read-only disk has locks, too
+        lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

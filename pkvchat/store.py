@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from platformdirs import user_data_path
 
-from .chat_file import SQLITE_ERRORS, ChatFile, try_lock
+from .chat_file import SQLITE_ERRORS, ChatFile, is_locked, try_lock
 from .chats import ANSWERS, NEW_CHAT, Chat, Message, Saved, Version, new_id, parted_title
 from .clean import one_line
 from .errors import ChatError
@@ -27,6 +27,7 @@ _READ_VERSION = (
 )
 TAB_STAYS = -1  # for ``save``: the chat's place among the tabs is another's to say
 PARTED = "another pkvchat wrote to this chat, too; yours is now saved as a chat of its own"
+_IN_USE = "another program holds it: let that one end first"
 _SNIPPET = 60  # characters of a search hit's surroundings
 
 
@@ -70,12 +71,14 @@ class ChatStore:
         self.path = path
         self._lock_path = path.with_suffix(".lock")
         try:
-            self._file = ChatFile.open(path)
-            self._lock = try_lock(self._lock_path)
+            with ExitStack() as undo:
+                self._file = ChatFile.open(path)
+                undo.callback(self._file.db.close)
+                self._lock = try_lock(self._lock_path)
+                undo.pop_all()
         except (OSError, *SQLITE_ERRORS) as error:
-            raise ChatError(
-                f"chats cannot be saved in {path}: {error}; check its permissions and space"
-            ) from error
+            advice = _IN_USE if is_locked(error) else "check its permissions and space"
+            raise ChatError(f"chats cannot be saved in {path}: {error}; {advice}") from error
         self.note, self._db = self._file.note, self._file.db
 
     @property
@@ -277,10 +280,9 @@ class ChatStore:
         try:
             yield
         except SQLITE_ERRORS as error:
-            raise ChatError(
-                f"{self.path} cannot be read: {error}; move it away to start afresh, "
-                "or save what it holds with sqlite3's .recover"
-            ) from error
+            afresh = "move it away to start afresh, or save what it holds with sqlite3's .recover"
+            advice = _IN_USE if is_locked(error) else afresh
+            raise ChatError(f"{self.path} cannot be read: {error}; {advice}") from error
 
 
 def _signature(message: Message, place: int) -> tuple[object, ...]:

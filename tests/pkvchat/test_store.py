@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pkvchat import chat_file
 from pkvchat.chat_file import MIGRATIONS
 from pkvchat.chats import Chat, Message, Version
 from pkvchat.errors import ChatError
@@ -390,7 +391,9 @@ def test_a_damaged_file_is_set_aside_not_deleted(path: Path, damage: bytes) -> N
     assert len(store.open_chats()) == 1
     kept = list(path.parent.glob("*.damaged-*"))
     assert [file.read_bytes() for file in kept] == ([damage] if damage else [])
-    assert bool(store.note) is bool(damage)
+    assert ("sqlite3 " in store.note and " .recover" in store.note) is bool(damage)
+    store.close()
+    assert len(ChatStore(path).open_chats()) == 1
 
 
 def test_damage_that_sqlite_cannot_even_quote_is_set_aside(path: Path) -> None:
@@ -495,6 +498,55 @@ def test_a_later_schema_is_left_alone(path: Path) -> None:
     db.close()
     with pytest.raises(ChatError, match="update pkvchat"):
         ChatStore(path)
+
+
+@pytest.mark.parametrize("others", ["CREATE TABLE other (x)", "PRAGMA journal_mode = WAL"])
+def test_a_file_that_another_program_holds_is_said_and_opens_afterwards(
+    path: Path, others: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_file, "_BUSY_S", 0.01)
+    path.parent.mkdir()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute(others)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(ChatError, match="database is locked; another program holds it"):
+        ChatStore(path)
+    other.execute("ROLLBACK")
+    first, second = ChatStore(path), ChatStore(path)
+    first.save(a_chat())
+    assert not second.is_empty(), "neither has the file to itself"
+
+
+def test_an_open_that_fails_leaves_no_lock(path: Path) -> None:
+    path.parent.mkdir()
+    other = sqlite3.connect(path, isolation_level=None, timeout=0)
+    other.execute("CREATE VIEW versions AS SELECT 1")
+    with pytest.raises(ChatError, match="cannot be saved"):
+        ChatStore(path)
+    other.executescript("DROP VIEW versions; PRAGMA user_version = 0")
+    other.close()
+    path.with_suffix(".lock").symlink_to("nowhere/at/all")
+    with pytest.raises(ChatError, match="No such file"):
+        ChatStore(path)
+    assert not Path(f"{path}-wal").exists(), "the last who closes the file merges its log"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folders_chats_can_be_read(path: Path) -> None:
+    store, chat = ChatStore(path), a_chat()
+    store.save(chat, tab=0)
+    store.close()
+    path.parent.chmod(0o500)
+    for file in path.parent.iterdir():
+        file.chmod(0o400)
+    store = ChatStore(path)
+    assert "none will be saved" in store.note
+    assert store.owns_tabs
+    assert not ChatStore(path).owns_tabs
+    assert [content(again) for again in store.open_chats()] == [content(chat)]
+    assert [found.id for found in store.find("blue")] == [chat.id]
+    with pytest.raises(ChatError, match="cannot be saved"):
+        store.save(Chat("new"), tab=1)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
