@@ -311,6 +311,7 @@ class Conversation:
     def leave(self) -> None:
         self.left = True
 
+        say("Ctrl+C ends an answer or clears the line; twice on an empty one, or Ctrl+D, quits.")
 
 def _store() -> closing[ChatStore]:
     """The saved chats, for as long as a command needs them. Raises ChatError."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from .options import MAX_PROMPT
 
 _PROMPT = "> "
+_AGAIN = "press Ctrl+C again to quit (or Ctrl+D)\n"
 Read = Callable[[], bytes]  # a line of at most MAX_PROMPT + 1 bytes, b"" at the end of input
 
 
@@ -16,8 +17,31 @@ def line_reader(complete: Callable[[str], list[str]]) -> Read:
     if not _with_person():
         return _read
     if sys.stdout.isatty() and _set_up_readline(complete):
-        return _read_edited
-    return _read_prompted
+        import readline
+
+        return _until_interrupted_twice(_read_edited, readline.get_line_buffer)
+    return _until_interrupted_twice(_read_prompted, lambda: "")
+
+
+def _until_interrupted_twice(read: Read, typed: Callable[[], str]) -> Read:
+    """Ctrl+C clears the line, which ``typed`` gives; a second one, on an empty line right after the
+    first, raises KeyboardInterrupt."""
+
+    def read_on() -> bytes:
+        again = False
+        while True:
+            try:
+                return read()
+            except KeyboardInterrupt:
+                sys.stderr.write("\n")
+                empty = not typed()
+                if again and empty:
+                    raise
+                again = empty
+                if empty:
+                    sys.stderr.write(_AGAIN)
+
+    return read_on
 
 
 def confirmed(question: str) -> bool:
@@ -27,12 +51,16 @@ def confirmed(question: str) -> bool:
 
 
 def asked(question: str) -> str | None:
-    """A person's answer; None where there is no terminal."""
+    """A person's answer, "" for Ctrl+C; None where there is no terminal."""
     if not _with_person():
         return None
     sys.stderr.write(f"{question} ")
     sys.stderr.flush()
-    return _read().decode("utf-8", "replace")
+    try:
+        return _read().decode("utf-8", "replace")
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        return ""
 
 
 def is_yes(answer: str) -> bool:

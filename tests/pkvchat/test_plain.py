@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -149,45 +150,103 @@ def test_lines_that_begin_with_a_slash_are_commands(run_cli, tmp_path):
     assert more
 
 
-def test_a_terminal_completes_and_recalls(cli_env):
+@pytest.fixture
+def terminal(cli_env):
+    """The program with a terminal, whose ``until(text)`` reads what it shows up to ``text``."""
+    terminal = Terminal(cli_env)
+    yield terminal
+    terminal.close()
+
+
+class Terminal:
+    def __init__(self, env):
+        self.keys, other = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pkvchat", "--no-tui", "-n", "1", "-t", "1"],
+            env=env | {"TERM": "dumb"},
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        os.close(other)
+        self._screen = b""
+
+    def type(self, keys):
+        os.write(self.keys, keys)
+
+    def interrupt(self):
+        """Python's readline misses a signal between its prompt and its wait for keys until another
+        comes."""
+        time.sleep(0.3)
+        self.process.send_signal(signal.SIGINT)
+        if not select.select([self.keys], [], [], 10)[0]:
+            self.process.send_signal(signal.SIGINT)
+
+    def until(self, text):
+        while text not in self._screen:
+            assert select.select([self.keys], [], [], 60)[0], self._screen
+            self._screen += os.read(self.keys, 4096)
+        self._screen = self._screen[self._screen.index(text) + len(text) :]
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.keys)
+
+
+def test_a_terminal_completes_and_recalls(terminal):
     """A line typed with Tab, one recalled with Up; then a key that is not UTF-8."""
-    main, other = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pkvchat", "--no-tui", "-n", "1", "-t", "1"],
-        env=cli_env | {"TERM": "dumb"},
-        stdin=other,
-        stdout=other,
-        stderr=other,
-    )
-    os.close(other)
-    screen = b""
-
-    def until(text):
-        nonlocal screen
-        while text not in screen:
-            assert select.select([main], [], [], 100)[0], screen
-            screen += os.read(main, 4096)
-        screen = screen[screen.index(text) + len(text) :]
-
-    until(b"> ")
-    os.write(main, b"/sho\tsys\t\n")
-    until(b"no system prompt")
-    os.write(main, b"\x10\n")
-    until(b"no system prompt")
+    terminal.until(b"> ")
+    terminal.type(b"/sho\tsys\t\n")
+    terminal.until(b"no system prompt")
+    terminal.type(b"\x10\n")
+    terminal.until(b"no system prompt")
     for answer, said in ((b"\n", b"'New chat' stays"), (b"y\n", b"deleted 'New chat'")):
-        os.write(main, b"/delete\n")
-        until(b"Delete 'New chat' for good? [y/N] ")
-        os.write(main, answer)
-        until(said)
-    os.write(main, b"/rename\n")
-    until(b"Title: ")
-    os.write(main, b"rivers\n")
-    until(b"this is now 'rivers'")
-    os.write(main, b"/nop\xff\n")
-    until(b"line 6 is not UTF-8")
-    os.write(main, b"/bye\n")
-    assert process.wait(timeout=60) == 1
-    os.close(main)
+        terminal.type(b"/delete\n")
+        terminal.until(b"Delete 'New chat' for good? [y/N] ")
+        terminal.type(answer)
+        terminal.until(said)
+    terminal.type(b"/rename\n")
+    terminal.until(b"Title: ")
+    terminal.type(b"rivers\n")
+    terminal.until(b"this is now 'rivers'")
+    terminal.type(b"/nop\xff\n")
+    terminal.until(b"line 6 is not UTF-8")
+    terminal.type(b"/bye\n")
+    assert terminal.process.wait(timeout=60) == 1
+
+
+AGAIN = b"\r\npress Ctrl+C again to quit (or Ctrl+D)\r\n> "
+
+
+def test_ctrl_c_at_the_prompt_quits_when_pressed_twice(terminal):
+    """It clears what was typed, and whatever is said between two of them makes them two firsts."""
+    terminal.until(b"> ")
+    terminal.interrupt()
+    terminal.until(AGAIN)
+    terminal.type(b"/show sys")
+    terminal.until(b"/show sys")
+    terminal.interrupt()
+    terminal.until(b"\r\n> ")
+    terminal.type(b"/rename rivers\n")
+    terminal.until(b"this is now 'rivers'\r\n> ")
+    terminal.interrupt()
+    terminal.until(AGAIN)
+    terminal.type(b"/delete\n")
+    terminal.until(b"[y/N] ")
+    terminal.interrupt()
+    terminal.until(b"'rivers' stays")
+    terminal.until(b"> ")
+    terminal.interrupt()
+    terminal.until(AGAIN)
+    terminal.type(b"/show system\n")
+    terminal.until(b"no system prompt")
+    terminal.until(b"> ")
+    terminal.interrupt()
+    terminal.until(AGAIN)
+    terminal.interrupt()
+    assert terminal.process.wait(timeout=60) == 130
 
 
 def test_ctrl_c_keeps_the_partial_answer(start):
