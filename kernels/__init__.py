@@ -4,7 +4,8 @@
 - ``policy``: which strategy a decode step runs with, and what was measured for that.
 - ``products``: matrix products, dense and quantised.
 - ``norm``, ``rope``, ``activation``, each beside its CUDA form; ``bandwidth`` for benchmarks;
-  ``launch_triton`` starts the Triton kernels; ``device_memory`` is what is left of a GPU's.
+  ``launch_triton`` starts the Triton kernels; ``device_memory`` is what is left of a GPU's;
+  ``progress`` is how far a long task is.
 
 A module in _triton is the CUDA form of its namesake.
 """

@@ -1,4 +1,4 @@
-"""Commands on prompts and answers."""
+"""Commands on prompts and answers that only the app has: those that show or edit in its window."""
 
 from __future__ import annotations
 

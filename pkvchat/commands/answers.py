@@ -1,4 +1,4 @@
-"""Commands on prompts and answers."""
+"""Commands on prompts and answers that need no screen, for plain mode and the app."""
 
 from __future__ import annotations
 
