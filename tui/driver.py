@@ -59,6 +59,8 @@ class Utf8Driver(LinuxDriver):
         reads = self._key_thread is not None and self._key_thread.is_alive()
         if self._app.is_running and not reads:
             super()._sigcont_application()
+            redraw = partial(self._app.refresh, layout=True)  # the screen is a new, empty one
+            self._loop.call_soon_threadsafe(self._app.call_later, redraw)
 
     def run_input_thread(self) -> None:
         codecs.register_error(_REPLACE, self._replace)

@@ -133,6 +133,23 @@ def test_a_terminated_program_resets_the_terminal_and_keeps_the_draft(terminal: 
     terminal.shows("typed just now")
 
 
+def test_a_stopped_program_draws_everything_when_it_goes_on(terminal: Terminal) -> None:
+    shell = f"{sys.executable} -m pkvchat -m no-such-model; read line"
+    terminal.tmux("new-session", "-d", "-x", "120", "-y", "40", shell)
+    terminal.shows("Ask anything")
+    terminal.shows("no-such-model")
+    pane = int(terminal.tmux("list-panes", "-F", "#{pane_pid}"))
+    (program,) = psutil.Process(pane).children()
+    terminal.keys("a draft")
+    terminal.shows("a draft")
+    program.send_signal(signal.SIGTSTP)
+    terminal.until(lambda: program.status() == psutil.STATUS_STOPPED)
+    terminal.until(lambda: "a draft" not in terminal.screen())
+    program.send_signal(signal.SIGCONT)
+    terminal.shows("a draft")
+    terminal.shows("no-such-model")
+
+
 def test_that_nothing_can_be_saved_stays_on_the_screen(terminal: Terminal, tmp_path: Path) -> None:
     (tmp_path / "xdg_data_home").write_text("in the way")
     terminal.start("-m", "no-such-model")
