@@ -181,7 +181,7 @@ def load_settings(path: Path | None = None) -> Settings:
     """
     path = path or settings_path()
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        table = tomllib.loads(_read(path))
     except FileNotFoundError:
         return Settings()
     except OSError as error:
@@ -203,6 +203,12 @@ def load_settings(path: Path | None = None) -> Settings:
     return Settings().with_values(values)
 
 
+def _read(path: Path) -> str:
+    if path.exists() and not path.is_file():  # reading a pipe or a device might never end
+        raise ChatError(f"cannot read the settings file {path}: it is no file")
+    return path.read_text(encoding="utf-8-sig")
+
+
 def save_settings(changes: Mapping[str, Any], path: Path | None = None) -> Path:
     """Write ``changes``, checked values by field name, into the settings file and return its path.
 
@@ -213,7 +219,7 @@ def save_settings(changes: Mapping[str, Any], path: Path | None = None) -> Path:
 
     path = (path or settings_path()).resolve()  # a link stays one
     try:
-        document = tomlkit.parse(path.read_text(encoding="utf-8-sig") if path.exists() else "")
+        document = tomlkit.parse(_read(path) if path.exists() else "")
         for name, value in changes.items():
             table: Any = document
             if name in SAMPLING_NAMES:

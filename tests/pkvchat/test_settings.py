@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 
@@ -181,6 +182,15 @@ def test_a_first_setting_makes_the_file_and_a_link_stays_one(tmp_path):
     save_settings({"theme": "light"}, tmp_path / "link.toml")
     assert (tmp_path / "link.toml").is_symlink()
     assert load_settings(path) == Settings(sampling=SamplingParams(top_k=3), theme="light")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    path = tmp_path / "config.toml"
+    os.mkfifo(path)
+    with pytest.raises(ChatError, match=r"cannot read the settings file .*: it is no file"):
+        load_settings(path)
+    with pytest.raises(ChatError, match="it is no file"):
+        save_settings({"theme": "light"}, path)
 
 
 @pytest.mark.parametrize("below", ["", "config.toml"])
