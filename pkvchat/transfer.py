@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from .chats import OWN_LINES, SENT_ROLES, Chat, Message, Version, given_title, title_of
+from .clean import one_line
 from .errors import ChatError
 
 _FORMAT = "pkvchat-chat-1"
@@ -41,7 +42,7 @@ def _markdown(chat: Chat) -> str:
     names = {"user": "You", "assistant": "Assistant", "summary": "Summary of what is above"}
     for message in chat.messages:
         if name := names.get(message.role):
-            by = f" ({message.version.model})" if message.version.model else ""
+            by = f" ({one_line(message.version.model)})" if message.version.model else ""
             parts.append(f"**{name}**{by}\n\n{message.text}\n")
     return "\n".join(parts)
 

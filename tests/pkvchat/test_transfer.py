@@ -42,6 +42,14 @@ def test_markdown_holds_what_was_said(tmp_path: Path) -> None:
     assert "died" not in text
 
 
+def test_a_models_name_cannot_act_on_a_terminal(tmp_path: Path) -> None:
+    chat = a_chat()
+    chat.messages[1].version.model = "Smol\x1b[31m\nLM"
+    export_chat(chat, tmp_path / "chat.json")
+    export_chat(import_chat(tmp_path / "chat.json"), tmp_path / "chat.md")
+    assert "**Assistant** (Smol␛[31m LM)" in (tmp_path / "chat.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", ["chat.md", "chat.json"])
 def test_a_full_disk_leaves_no_file_behind(
     tmp_path: Path, full_disk: Callable[[], AbstractContextManager[None]], name: str
