@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from .traces import Request
 MAX_TOKENS = 1 << 20
 _MAX_STEP = 1 << 30
 _MAX_BYTES = 16 << 20
+_DIGITS = re.compile(r" *[0-9]{1,20} *")  # int() takes more: "1_6", other scripts' digits
 
 _Table = Sequence[Mapping[str, Any]]
 
@@ -99,7 +101,4 @@ def _request(path: Path, number: int, row: Mapping[str, Any]) -> Request:
 def _whole(value: object) -> int | None:
     if type(value) is int:
         return value
-    try:
-        return int(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
+    return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None

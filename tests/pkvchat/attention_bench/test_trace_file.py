@@ -73,6 +73,8 @@ def test_what_is_written_is_read(tmp_path_factory, requests):
         ("prompt,decode\n99999999999,5\n", "row 1, column prompt: '99999999999' is not"),
         ("prompt,decode\n" + "9" * 5000 + ",5\n", "row 1, column prompt: '9999"),
         ("prompt,decode\n10.5,5\n", "row 1, column prompt: '10.5' is not a whole number"),
+        ("prompt,decode\n1_6,5\n", "row 1, column prompt: '1_6' is not a whole number"),
+        ("prompt,decode\n١٦,5\n", "row 1, column prompt: '١٦' is not a whole number"),
         ("prompt,decode\nten,5\n", "row 1, column prompt: 'ten' is not a whole number"),
         ("prompt,decode\n10\n", "row 1: no value in column decode_len or decode"),
         ("prompt,decode,arrival\n10,5,-1\n", "row 1, column arrival: '-1' is not"),
