@@ -56,8 +56,13 @@ _EMOJI = (
 )
 _JOINED = re.compile(f"((?:^|{_EMOJI})\u200d{_EMOJI}(?:\u200d{_EMOJI}){{0,2}})")
 # Where many marks may be stacked: no mark is a \w. Left out are symbols, which often come in rows.
+# The Hangul vowels and last consonants that join what is before them have no width either.
 _MANY_MARKS = 4
-_NO_LETTERS = re.compile(r"[^\w\s\x00-\u02ff\u2010-\u20cf\u2100-\u2bff\u3000-\u3029]{5,}")
+_HANGUL = "\u1160-\u11ff\ud7b0-\ud7ff"
+_NO_LETTERS = re.compile(
+    rf"(?:[^\w\s\x00-\u02ff\u2010-\u20cf\u2100-\u2bff\u3000-\u3029]|[{_HANGUL}]){{5,}}"
+)
+_JOINED_HANGUL = re.compile(f"[{_HANGUL}]")
 _NOT_TYPED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _TAB = "    "
 _MESSAGE_ENDS = 700, 200  # characters of a message that is too long
@@ -91,7 +96,7 @@ def _few_marks(found: re.Match[str]) -> str:
     """With no more than _MANY_MARKS marks on a character; a joiner between them is no other one."""
     kept, marks = [], 0
     for character in found[0]:
-        if category(character) in ("Mn", "Me"):
+        if category(character) in ("Mn", "Me") or _JOINED_HANGUL.match(character):
             marks += 1
         elif character not in JOINERS:
             marks = 0

@@ -69,6 +69,8 @@ def test_typed_text_has_no_control_characters(text: str) -> None:
         ("\u200cخواهم", "\u200cخواهم"),  # goes on where another part of a stream ended
         ("\u200c", ""),
         ("क\u094d\u200dष", "क\u094d\u200dष"),
+        ("z" + "\u1161" * 50, "z" + "\u1161" * 4),  # Hangul vowels and last consonants, which
+        ("z" + "\u1161\u0300\ud7b0\u11ff" * 9, "z\u1161\u0300\ud7b0\u11ff"),  # have no width
         ("z" + "\u1dc0" * 50, "z" + "\u1dc0" * 4),
         ("ש" + "\u0591" * 50 + "ל", "ש" + "\u0591" * 4 + "ל"),
         ("z" + "\u0300\u200c" * 50 + "z", "z" + "\u0300" * 4 + "z"),
@@ -108,6 +110,7 @@ def test_format_characters_are_dropped_shown_or_have_ink() -> None:
         "السَّلَامُ عَلَيْكُمْ",
         "བསྒྲུབས",
         "한국어 日本語、「中文」。",
+        "\u1112\u1161\u11ab\u1100\u116e\u11a8" * 3,
         "│├──└ █▁▂▃ → ⇒ ∑∫ 👍🏽",
         "👨‍👩‍👧‍👦 👩🏽‍💻 ❤️‍🔥 👁️‍🗨️ 🏳️‍🌈 👩🏻‍❤️‍💋‍👨🏼",
     ],
