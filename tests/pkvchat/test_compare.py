@@ -108,9 +108,9 @@ def test_the_table_says_speed_shares_and_where_texts_part(
     [
         (
             (10.0, 10.2, 9.8, 10.0),
-            "1.000 in 4 runs (0.953 to 1.050 at 99%), no difference beyond the runs' spread.",
+            "1.000 in 4 runs (0.954 to 1.049 at 99%), no difference beyond the runs' spread.",
         ),
-        ((5.0, 5.0, 5.1, 5.1), "1.980 in 4 runs (1.914 to 2.049 at 99%), so b is faster."),
+        ((5.0, 5.0, 5.1, 5.1), "1.980 in 4 runs (1.915 to 2.048 at 99%), so b is faster."),
         ((20.0, 20.1, 20.0, 20.0), "0.499 in 4 runs (0.496 to 0.503 at 99%), so b is slower."),
         ((5.0, 5.0, 5.0), "2.000 in 3 runs, too few to tell: give prompts for 4 batches or more"),
     ],
