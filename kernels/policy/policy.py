@@ -208,12 +208,21 @@ class CostPolicy:
         by = "going by trials, " if any(r.us != r.model_us for r in (first, second)) else ""
         if second_us < us * (1 + _TIE):
             both = f"{name} and {self._label(second)} should take about the same"
-            return f"{by}{both}, {_us(us)} µs a layer"
+            return f"{by}{both}, {_us(us)} µs a layer{self._passed_over(ranked)}"
         more = f"{second_us / us - 1:.0%} more" if second_us < 2 * us else f"{second_us / us:.1f}x"
         return (
             f"{by}{name} should take {_us(us)} µs a layer, "
-            f"{self._label(second)} {_us(second_us)} ({more})"
+            f"{self._label(second)} {_us(second_us)} ({more}){self._passed_over(ranked)}"
         )
+
+    def _passed_over(self, ranked: Sequence[Ranked]) -> str:
+        """On the smallest prediction, where doubt in it let another win; else ""."""
+        least = min(self._predicted_us, key=lambda name: self._predicted_us[name])
+        chosen_us = self._predicted_us[ranked[0].strategy]
+        less = 1 - self._predicted_us[least] / max(chosen_us, 0.1)
+        if less <= 0:
+            return ""
+        return f"; {least}'s {less:.{0 if less >= 0.005 else 1}%} less is within its error"
 
     def _label(self, ranked: Ranked) -> str:
         splits = self._num_splits[ranked.strategy]

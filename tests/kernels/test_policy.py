@@ -97,6 +97,17 @@ def test_of_two_close_candidates_the_safer_one_is_chosen():
     assert "workqueue and split should take about the same" in decision.reason
 
 
+def test_the_reason_says_why_a_smaller_prediction_was_passed_over():
+    flat = StrategyCost(call=100, tile=0, path=0, task=0, merge=0, plan=0)
+    close = {"workqueue": flat, "split": replace(flat, call=99, error=0.1)}
+    decision = policy(available=list(close), calibration=Calibration(264, close)).choose((4096,))
+    assert decision.strategy == "workqueue"
+    assert decision.reason.endswith("; split's 1% less is within its error")
+    alike = {"workqueue": flat, "split": replace(flat, call=101, error=0.1)}
+    decision = policy(available=list(alike), calibration=Calibration(264, alike)).choose((4096,))
+    assert "error" not in decision.reason
+
+
 def test_splits_that_fill_half_of_the_device_have_to_win_by_more():
     """What they take varies: of two that are as good as equal the full grid is chosen."""
     task = StrategyCost(call=10, tile=0, path=0, task=0, merge=0, plan=0)
