@@ -159,6 +159,10 @@ class Conversation:
     def policy(self) -> str:
         return self._options.policy
 
+    @property
+    def answered(self) -> None:
+        """Commands are read between answers."""
+
     def say(self, text: str) -> None:
         say(text)
 
@@ -307,11 +311,11 @@ class Conversation:
         for command in self._commands.by_slash.values():
             say(f"{command.usage:<24}{command.what}")
         say("Begin with // to send a line that starts with a slash.")
+        say("Ctrl+C ends an answer or clears the line; twice on an empty one, or Ctrl+D, quits.")
 
     def leave(self) -> None:
         self.left = True
 
-        say("Ctrl+C ends an answer or clears the line; twice on an empty one, or Ctrl+D, quits.")
 
 def _store() -> closing[ChatStore]:
     """The saved chats, for as long as a command needs them. Raises ChatError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from pkvchat.clean import one_line
 from pkvchat.messages import Ready, RunBench, SetPolicy
 from pkvchat.models.catalogue import CATALOGUE
 from pkvchat.sampling import SAMPLING_NAMES
@@ -141,6 +142,9 @@ def stats(host: Host, _: str) -> None:
 def bench(host: Host, _: str) -> None:
     """The table follows once it is measured."""
     _ready(host)
+    if host.answered:
+        title = one_line(host.answered.chat.name)
+        raise CommandError(f"“{title}” is being answered: stop that before /bench")
     host.say("measuring how fast prompts are read (pp) and tokens decoded (tg)")
     host.send(RunBench())
 

@@ -31,6 +31,10 @@ class Host(Protocol):
     @property
     def meter(self) -> Meter: ...
 
+    @property
+    def answered(self) -> OpenChat | None:
+        """A chat that is being answered, the current one before others."""
+
     def say(self, text: str) -> None:
         """Lines of the program's own."""
 

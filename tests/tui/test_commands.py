@@ -122,3 +122,13 @@ async def test_a_bench_prints_its_table_into_the_chat(open_app: OpenApp) -> None
         assert window.engine.sent[-1] == RunBench()
         window.say(Benched("test     tokens/s\npp128       712.0"))
         await window.shows("pp128       712.0")
+
+
+async def test_a_bench_is_refused_while_any_chat_is_answered(open_app: OpenApp) -> None:
+    async with open_app() as window:
+        await window.ask("long [tale]")
+        await window.press("ctrl+t")
+        await window.send("/bench")
+        assert window.notes == ["“long [tale]” is being answered: stop that before /bench"]
+        assert RunBench() not in window.engine.sent
+        assert "measuring" not in window.text
