@@ -46,6 +46,7 @@ class OpenChat:
     carried: tokens that the running answer had when it was carried on.
     first_token: when the running answer's first token came, in monotonic seconds.
     full: the context has no room for the next answer. summary: that is being written.
+    edit_of: the chat whose prompt is being changed here, until that is sent.
     """
 
     chat: Chat = field(default_factory=Chat)
@@ -62,6 +63,7 @@ class OpenChat:
     first_token: float = 0.0
     full: bool = False
     summary: Summary | None = None
+    edit_of: OpenChat | None = None
 
     @property
     def busy(self) -> bool:

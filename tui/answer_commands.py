@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def stop(app: ChatApp, _: str) -> None:
-    """Leave the list of commands, the transcript or the sidebar, else end this chat's answer;
-    prompts that waited behind it return to the composer."""
+    """Leave the list of commands, the transcript or the sidebar, else an edit that was not sent,
+    else end this chat's answer; prompts that waited behind it return to the composer."""
     if app.slash_list.display:
         app.slash_list.leave(app.composer.text)
         return
@@ -30,6 +30,8 @@ def stop(app: ChatApp, _: str) -> None:
         app.composer.focus()
         return
     tab = app.tab
+    if tab.edit_of:
+        app.command("close_chat")
     if not tab.busy:
         return
     app.put_back(tab, tab.take_back_queue())
@@ -55,7 +57,8 @@ def show_version(step: int, app: ChatApp, _: str) -> None:
 
 def edit(app: ChatApp, _: str) -> None:
     """Change a prompt: a fork that ends before it, its text in the composer."""
-    messages = app.tab.chat.messages
+    source = app.tab
+    messages = source.chat.messages
     cursor = app.transcript.cursor
     at = len(messages) - 1 if cursor is None else cursor
     while at >= 0 and messages[at].role != "user":
@@ -64,6 +67,7 @@ def edit(app: ChatApp, _: str) -> None:
         raise CommandError("there is no prompt to change yet")
     text = messages[at].text
     fork_at(app.host, at, "edit")
+    app.tab.edit_of = source
     app.composer.take(to_line(text))
 
 

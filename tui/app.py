@@ -99,7 +99,7 @@ class ChatApp(App[int]):
             welcome(self.keymap, first=self.saver.first_start),
             self.keymap.shown("thoughts"),
         )
-        self.panel = Panel(self.session, palette, self.keymap, self._tabs_from_active)
+        self.panel = Panel(self.session, palette, self.keymap, self.tabs_from_active)
         self.history = [m.text for tab in self.tabs for m in tab.chat.messages if m.role == "user"]
         self.slash_list = SlashList()
         self.composer = Composer(self.history, self._completions, self.slash_list)
@@ -116,7 +116,7 @@ class ChatApp(App[int]):
     def tab(self) -> OpenChat:
         return self.tabs[self.active]
 
-    def _tabs_from_active(self) -> list[OpenChat]:
+    def tabs_from_active(self) -> list[OpenChat]:
         return [self.tab, *(tab for tab in self.tabs if tab is not self.tab)]
 
     def compose(self) -> ComposeResult:
@@ -325,15 +325,20 @@ class ChatApp(App[int]):
                 self.open_tab(OpenChat(chat))
 
     def remove_tab(self, tab: OpenChat) -> None:
-        """Take a tab away; the last one leaves a fresh one behind."""
+        """Take a tab away; the last one leaves a fresh one behind, an edit its source."""
         self.session.client.send(Close(tab.chat.id))
         tab.interrupted("cancelled")
         self.tabs.remove(tab)
         if not self.tabs:
             self.tabs.append(self.fresh_tab())
         self.active = min(self.active, len(self.tabs) - 1)
+        if tab.edit_of in self.tabs:
+            self.active = self.tabs.index(tab.edit_of)
         self._show_tab()
-        self.saver.closed(tab.chat)
+        if tab.edit_of:
+            self.saver.delete(tab.chat)
+        else:
+            self.saver.closed(tab.chat)
         self.saver.soon(*self.tabs)
 
     def go_to(self, index: int) -> None:

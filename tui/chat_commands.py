@@ -21,7 +21,7 @@ def close_chat(app: ChatApp, _: str) -> None:
     tab = app.tab
     tab.chat.draft, place = app.composer.full_text, app.active
     app.remove_tab(tab)
-    if tab.chat.messages:
+    if tab.chat.messages or tab.edit_of:
         app.closed.append((tab.chat, place))
         app.notify(f"Closed. {app.keymap.shown('reopen_chat')} opens it again.", timeout=3)
 

@@ -88,6 +88,7 @@ class Session:
 
     def submit(self, tab: OpenChat) -> None:
         """Send the awaited conversation, or leave it waiting for an engine that isn't ready."""
+        tab.edit_of = None
         if self.state.ready:
             self.client.send(tab.submission(self.params, self.state.ready))
         self._app.changed(tab)

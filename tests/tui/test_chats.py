@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from pkvchat.chats import Chat
 from pkvchat.messages import Close, Delta, Finished, Fork, Started
 from pkvchat.store import ChatStore
@@ -144,6 +146,38 @@ async def test_a_prompt_that_is_changed_is_asked_in_a_fork(
         await window.shows("new answer")
         assert window.prompts() == [["one", "1", "two!"]]
         assert [m.text for m in window.app.tabs[0].chat.messages] == ["one", "1", "two", "2"]
+
+
+@pytest.mark.parametrize("key", ["escape", "ctrl+w"])
+async def test_an_edit_that_is_not_sent_leaves_nothing_behind(
+    open_app: OpenApp, store: ChatStore, talk: Chat, key: str
+) -> None:
+    store.save(talk, 0)
+    store.save(Chat("after"), 1)
+    async with open_app(store=store) as window:
+        await window.press("alt+e")
+        assert names(window) == ["one", "after", "edit: one"]
+        window.app.saver.now()
+        await window.press("!", key)
+        assert names(window) == ["one", "after"]
+        assert window.chat.key == talk.key, "it is seen again"
+        window.app.saver.now()
+        assert sorted(found.title for found in store.find("")) == ["after", "one"]
+        await window.press("alt+t")
+        assert window.app.composer.text == "two!", "thrown away by mistake"
+
+
+async def test_an_edit_that_was_sent_is_a_chat_as_others(
+    open_app: OpenApp, store: ChatStore, talk: Chat
+) -> None:
+    store.save(talk, 0)
+    async with open_app("new", store=store) as window:
+        await window.press("alt+e", "!", "enter")
+        await window.shows("new")
+        await window.press("escape")
+        assert names(window) == ["one", "edit: one"]
+        await window.press("ctrl+w")
+        assert "edit: one" in [found.title for found in store.find("")]
 
 
 async def test_a_fresh_chat_in_place_keeps_the_old_one_saved(
