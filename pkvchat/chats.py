@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -165,6 +166,14 @@ def title_of(text: str) -> str:
     line = next((line for line in text.splitlines() if line.strip()), "")
     words = " ".join(line.split())
     return _cut(words, _TITLE_LENGTH)
+
+
+def parted_title(title: str) -> str:
+    """Of a copy beside its original: "sky (2)", "sky (3)" of that; "" where there is none."""
+    numbered = re.search(r" \(([2-9])\)$", title)
+    if numbered is None:
+        return f"{title} (2)" if title else ""
+    return f"{title[: numbered.start()]} ({int(numbered[1]) + 1})"
 
 
 def given_title(text: str) -> str:

@@ -97,9 +97,8 @@ class ChatStore:
         """Write what changed in ``chat``; ``tab`` is its place among the open ones.
 
         Returns whether another process has written to it meanwhile, as has this one: then theirs
-        stays as it is, and this one is saved as a chat of its own from now on, which its title
-        tells. One that others
-        deleted comes back with what changes in it, and only then.
+        stays as it is, and this one is saved from now on as a chat of its own, with a title of
+        its own. One that others deleted comes back with what changes in it, and only then.
         """
         before = chat.saved or Saved()
         messages = {m.id: _signature(m, place) for place, m in enumerate(chat.messages)}

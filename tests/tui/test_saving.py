@@ -111,10 +111,12 @@ async def test_a_chat_that_others_wrote_to_becomes_one_of_its_own(
         await window.settle(lambda: "yours is now saved as" in " ".join(window.notes))
         await window.shows("blue")
         assert len(window.notes) == 1
+        await window.shows("1 one (2)")
         window.app.open_saved(talk.id)
         assert window.chat.messages[-1].text == "from elsewhere", "it is another chat than ours"
     first, ours = ChatStore(store.path).open_chats()
-    assert {chat.messages[-1].text for chat in (first, ours)} == {"blue", "from elsewhere"}
+    texts = {chat.title: chat.messages[-1].text for chat in (first, ours)}
+    assert texts == {"one (2)": "blue", "one": "from elsewhere"}
 
 
 async def test_a_disk_that_refuses_is_said_once_and_the_chat_goes_on(
