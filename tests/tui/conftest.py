@@ -188,7 +188,7 @@ class Window:
 @pytest.fixture
 def open_app() -> Callable[..., AbstractAsyncContextManager[Window]]:
     """Open an app: ``says`` answers every prompt, else ``on_submit`` or nobody does; ``loaded`` has
-    the engine ready; the rest are settings."""
+    the engine ready; ``toasts`` shows what is said in passing; the rest are settings."""
 
     @asynccontextmanager
     async def opened(
@@ -199,12 +199,13 @@ def open_app() -> Callable[..., AbstractAsyncContextManager[Window]]:
         store: ChatStore | None = None,
         path: Path | None = None,
         loaded: bool = True,
+        toasts: bool = False,
         **settings: object,
     ) -> AsyncIterator[Window]:
         engine = ScriptedEngine(answer(says) if says else on_submit)
         chosen = Settings(**settings)  # type: ignore[arg-type]
         app = ChatApp(engine, SamplingParams(), chosen, store, path)  # type: ignore[arg-type]
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=size, notifications=toasts) as pilot:
             window = Window(app, engine, pilot)
             if loaded:
                 engine.say(READY)

@@ -138,3 +138,21 @@ async def test_the_terminals_own_theme_uses_no_colours_but_its_own(open_app: Ope
         await window.shows("The END")
         await window.press("f5")
         assert sent_colours(window) <= {ColorType.DEFAULT, ColorType.STANDARD}
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_what_is_said_in_passing_leaves_the_composer_in_sight(
+    open_app: OpenApp, size: tuple[int, int]
+) -> None:
+    async with open_app(size=size, toasts=True) as window:
+        app = window.app
+        await window.press(*"typed", *["ctrl+j"] * 8, *"here")
+        for number in range(5):
+            app.notify(f"{number} " + "of many words " * 20, timeout=60)
+        await window.shows("0 of many words")
+        rows = [y for y, line in enumerate(window.text.splitlines()) if "words" in line]
+        assert 0 < rows[0] < rows[-1] < app.composer.region.y
+        await window.press("f4")
+        await window.shows("no decode step yet", "0 of many words")
+        rows = [y for y, line in enumerate(window.text.splitlines()) if "words" in line]
+        assert rows[-1] <= size[1] // 2, "a step's record is below"
