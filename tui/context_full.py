@@ -13,23 +13,34 @@ from textual.screen import ModalScreen
 from textual.widgets import Label, OptionList
 from textual.widgets.option_list import Option
 
-from pkvchat.commands.context import droppable
+from pkvchat.commands.context import droppable, turns_read
 from pkvchat.messages import Ready
 from pkvchat.open_chat import OpenChat
 
 if TYPE_CHECKING:
     from .app import ChatApp
 
+_PROSE = 4.0  # characters per token, which a short chat with its template's tokens understates
+
 
 def offer_choices(app: ChatApp, tab: OpenChat, *, refused: bool) -> None:
-    """Ask at once, unless the person looks elsewhere or types. refused: ``tab``'s prompt, which is
-    in the composer again and not being typed.
+    """Ask at once, unless the person looks elsewhere or types, or a prompt alone is too long.
+
+    refused: ``tab``'s prompt, which is in the composer again and not being typed.
     """
     ready = app.session.state.ready
     looks_here = tab is app.tab and len(app.screen_stack) == 1
+    if ready and refused and not _less_chat_helps(tab, app.composer.full_text, ready):
+        return  # the engine's own line says by how much
     if ready and looks_here and (refused or not app.composer.text):
         app.draw()
         app.push_screen(ContextFull(tab, ready), partial(_carry_out, app))
+
+
+def _less_chat_helps(tab: OpenChat, prompt: str, ready: Ready) -> bool:
+    """Whether there is any of it before ``prompt``, which by itself seems to fit."""
+    chars_per_token = max(tab.chars_per_token, _PROSE)
+    return bool(turns_read(tab.chat)) and len(prompt) / chars_per_token < ready.context
 
 
 def _carry_out(app: ChatApp, chosen: tuple[str, str] | None) -> None:

@@ -56,8 +56,8 @@ class TokenCount:
         total = self._exact or tab.context_tokens + round(len(text) / tab.chars_per_token)
         about = "" if self._exact else "about "
         left = ready.context - total
-        if left < 0:
-            return f"{about}{total:,} tokens with this, {-left:,} too many"
+        if left <= 0:  # an answer needs room for one token, as the engine counts, too
+            return f"{about}{total:,} tokens with this, {1 - left:,} too many"
         return f"{about}{total:,} tokens with this, {left:,} left"
 
     def _text(self) -> str:

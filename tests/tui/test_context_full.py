@@ -134,6 +134,25 @@ async def test_a_refused_prompt_goes_along_to_the_copy(
         assert window.app.composer.text == ""
 
 
+@pytest.mark.parametrize("turns", [0, 4])
+async def test_a_prompt_that_is_too_long_by_itself_is_only_said_to_be(
+    open_app: OpenApp, talk: Chat, turns: int
+) -> None:
+    line = "the prompt has 26732 tokens, 18541 too many for a context of 8192: shorten it"
+
+    def refuse(submit: Submit) -> list[Event]:
+        return [Failed(submit.chat_id, line, context_full=True)]
+
+    async with open_app(on_submit=refuse) as window:
+        window.chat.messages += talk.messages[:turns]
+        window.app.composer.take("word " * 19_600)
+        await window.press("enter")
+        await window.shows("18541 too many")
+        await window.settle(lambda: not window.app.tab.busy)
+        assert len(window.app.screen_stack) == 1
+        assert window.app.composer.full_text == "word " * 19_600
+
+
 async def test_who_types_is_not_interrupted(open_app: OpenApp) -> None:
     async with open_app() as window:
         await window.ask("three")

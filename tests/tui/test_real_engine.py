@@ -85,7 +85,7 @@ async def test_where_a_prompt_does_not_fit_a_copy_goes_on_from_a_summary(
         await pilot.press("enter")
         await settle(pilot, lambda: app.tab.chat.messages and not app.tab.busy)
         full = app.tab.chat
-        app.composer.insert("word " * 300)
+        app.composer.insert("word " * 200)
         await pilot.press("enter")
         await settle(pilot, lambda: isinstance(app.screen, ContextFull))
         await pilot.press("enter")
@@ -93,5 +93,5 @@ async def test_where_a_prompt_does_not_fit_a_copy_goes_on_from_a_summary(
         summary = app.tab.chat.messages[-1]
         assert summary.sums_up
         assert [m.content for m in app.tab.chat.conversation()][1:] == [summary.text]
-        assert app.composer.full_text == "word " * 300
+        assert app.composer.full_text == "word " * 200
         assert [m.role for m in full.messages] == ["user", "assistant", "note"]

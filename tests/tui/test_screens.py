@@ -150,6 +150,8 @@ async def engine_died(window: Any, clock: SimpleNamespace) -> None:
 
 async def context_full(window: Any, _: SimpleNamespace) -> None:
     await begin(window, replace(READY, model_context=32768, memory_context=20000))
+    for role, text in ("user", "Sum up the first chapter."), ("assistant", "A storm, a ship."):
+        window.app.tab.chat.add(role, text).version.reason = "stop"
     window.app.composer.insert("And the last chapter?")
     await window.press("enter")
     (submit,) = window.engine.submits()

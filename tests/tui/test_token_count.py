@@ -30,7 +30,7 @@ async def test_an_estimate_stands_in_until_the_engine_has_counted(open_app: Open
         await window.shows("about 2 tokens")
         await window.settle(lambda: len(asked(window)) == 2)
         window.say(Counted(window.chat.id, asked(window)[1].number, 9000))
-        await window.shows("9,000 tokens with this, 808 too many")
+        await window.shows("9,000 tokens with this, 809 too many")
 
 
 async def test_the_count_goes_on_while_an_answer_runs(open_app: OpenApp) -> None:
