@@ -21,15 +21,14 @@ from .palette import strategy_letter
 
 _REFRESH_S = 0.5
 _ROWS = 200
-_COLUMNS = (
+_COLUMNS = (  # which fit in 80
     "step",
     "strategy",
-    "splits",
     "batch",
     "longest",
     "step ms",
     "tokens/s",
-    "predicted µs",
+    "pred. µs",
     "pages",
 )
 
@@ -149,16 +148,16 @@ class Inspector(Screen[None]):
 
 def _row(record: StepRecord) -> tuple[str, ...]:
     predicted = record.predicted_us.get(record.strategy)
+    splits = f" ×{record.num_splits}" if record.num_splits > 1 else ""
     return (
         str(record.step),
-        f"{strategy_letter(record.strategy)} {record.strategy}",
-        str(record.num_splits),
+        f"{strategy_letter(record.strategy)} {record.strategy}{splits}",
         str(record.batch),
         f"{max(record.seq_lens, default=0):,}",
         f"{record.step_ms:.2f}",
         f"{record.tokens_per_s:.1f}",
         "-" if predicted is None else f"{predicted:,.0f}",
-        f"{record.pages_used:,}/{record.pages_total:,}",
+        f"{record.pages_used:,}",
     )
 
 

@@ -56,7 +56,7 @@ class ChatProvider(Provider):
 
 
 def _line(found: Found) -> str:
-    return f"{'●' if found.is_open else ' '} {found.line}"
+    return f"{'open' if found.is_open else '':<4}  {found.line}"
 
 
 def _app(provider: Provider) -> ChatApp:

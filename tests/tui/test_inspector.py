@@ -54,3 +54,18 @@ async def test_steps_that_cannot_be_saved_are_told(
         await window.press("f4", "s")
         await window.settle(lambda: window.notes)
         assert window.notes == ["Cannot write steps.jsonl: No such file or directory"]
+
+
+async def test_its_columns_fit_in_80(open_app: OpenApp, record: Callable[..., Any]) -> None:
+    async with open_app(size=(80, 24)) as window:
+        window.app.session.meter.add(
+            [
+                record(123456, "flashinfer", num_splits=1, seq_lens=(131072,), pages_used=13234),
+                record(123457, "split", num_splits=16, seq_lens=(131072,), pages_used=13234),
+            ]
+        )
+        await window.press("f4")
+        await window.shows("S split ×16")
+        head, *rows = window.text.splitlines()[1:4]
+        assert head.split()[-1] == "pages"
+        assert [row.split()[-1] for row in rows] == ["13,234", "13,234"]

@@ -60,6 +60,13 @@ async def test_the_list_follows_the_tabs_and_keys_reach_it(
         await window.settle(lambda: app.active == 0)
 
 
+async def test_a_dot_means_unread_in_every_list(open_app: OpenApp, two: ChatStore) -> None:
+    async with open_app(store=two) as window:
+        await window.press("ctrl+o")
+        await window.shows("open  sky  just now", "[b]sea[/b]")
+        assert "●" not in window.text
+
+
 async def test_enter_opens_what_was_typed_however_fast(open_app: OpenApp, two: ChatStore) -> None:
     async with open_app(store=two) as window:
         await window.press("f5", *"salt", "enter")
