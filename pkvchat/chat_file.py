@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from .errors import ChatError
 
@@ -130,7 +131,7 @@ def _prepare(path: Path, db: sqlite3.Connection, *pragmas: str) -> ChatFile:
                 aside = _set_aside(path)
                 raise _SetAside(
                     f"{path.name} was damaged ({error}); it is kept as {aside.name}: "
-                    f"`sqlite3 {aside} .recover` prints what it still holds"
+                    f"`sqlite3 {quote(str(aside))} .recover` prints what it still holds"
                 ) from error
             raise
         finally:
