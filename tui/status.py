@@ -66,6 +66,8 @@ def hints(tab: OpenChat, session: Session, keymap: Keymap, *, browsing: bool) ->
         names = {"retry": "restart", "quit": "quit"}
     elif browsing:
         return "c copy  b code  e edit  f fork  ←→ answers  Enter back"
+    elif tab.edit_of:
+        names = {"stop": "drops this edit", "help": "help"}
     elif tab.busy:
         names = {"stop": "stop", "help": "help"}
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pkvchat.chats import Chat, Version, title_of
+from pkvchat.chats import Chat, Version, parted_title, title_of
 from pkvchat.messages import ChatMessage
 
 
@@ -78,3 +78,14 @@ def test_the_model_reads_from_the_last_cut_on() -> None:
     ]:
         chat.add(role, text)
     assert [m.content for m in chat.conversation()] == ["Be brief.", "new"]
+
+
+def test_a_copy_beside_its_original_is_numbered() -> None:
+    titles = ("sky", "sky (2)", "sky (9)", "Apollo (11)", "")
+    assert [parted_title(title) for title in titles] == [
+        "sky (2)",
+        "sky (3)",
+        "sky (10)",
+        "Apollo (11) (2)",
+        "",
+    ]

@@ -157,6 +157,7 @@ async def test_an_edit_that_is_not_sent_leaves_nothing_behind(
     async with open_app(store=store) as window:
         await window.press("alt+e")
         assert names(window) == ["one", "after", "edit: one"]
+        await window.shows("Esc drops this edit")
         window.app.saver.now()
         await window.press("!", key)
         assert names(window) == ["one", "after"]
