@@ -158,6 +158,15 @@ class ChatStore:
         self._transaction(lambda: self._db.execute("DELETE FROM chats WHERE id = ?", (chat.key,)))
         chat.saved = None
 
+    def drop_empty(self, chat: Chat) -> None:
+        """Delete a chat nothing was said in, unless others have said something in it."""
+        query = (
+            "DELETE FROM chats WHERE id = ?1 "
+            "AND NOT EXISTS (SELECT 1 FROM messages WHERE chat_id = ?1)"
+        )
+        self._transaction(lambda: self._db.execute(query, (chat.key,)))
+        chat.saved = None
+
     def put_in_view(self, chat: Chat) -> None:
         """Note the chat whose tab is looked at, for the next start."""
         query = "UPDATE chats SET in_view = (id = ?1) WHERE in_view != (id = ?1)"

@@ -124,11 +124,12 @@ class Saver:
 
     def closed(self, chat: Chat) -> None:
         """Its tab is gone; a chat nothing was said in leaves no trace."""
-        if _has_words(chat) or self.is_shown_elsewhere(chat):
-            self._unsaved.add(chat)
-            self.now()
-        else:
-            self.delete(chat)
+        self._unsaved.add(chat)
+        self.now()
+        if not (_has_words(chat) or self.is_shown_elsewhere(chat)):
+            self._unsaved.discard(chat)
+            if self.store is not None:
+                self._try(self.store.drop_empty, chat)
 
     def is_shown_elsewhere(self, chat: Chat) -> bool:
         """It is in a tab of another pkvchat that runs."""

@@ -84,6 +84,23 @@ async def test_a_second_app_leaves_the_first_ones_places_and_chats_alone(
     assert [found.title for found in store.find("") if not found.is_open] == ["sky?"]
 
 
+async def test_a_tab_closed_empty_does_not_take_what_others_said_in_it(
+    open_app: OpenApp, store: ChatStore
+) -> None:
+    async with open_app(store=store) as window:
+        window.app.saver.soon(window.app.tab)
+        window.app.saver.now()
+        other = ChatStore(store.path)
+        theirs = other.load(window.chat.id)
+        theirs.add("user", "from elsewhere")
+        other.save(theirs)
+        await window.press("ctrl+w")
+        (found,) = store.find("from elsewhere")
+        assert not found.is_open
+        await window.press("ctrl+t", "ctrl+w")
+        assert [found.title for found in store.find("") if not found.is_open] == ["from elsewhere"]
+
+
 async def test_a_chat_that_was_deleted_elsewhere_stays_deleted(
     open_app: OpenApp, store: ChatStore, talk: Chat
 ) -> None:
