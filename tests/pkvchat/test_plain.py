@@ -53,9 +53,10 @@ def start(cli_env):
 
 def test_one_answer(run_cli, tmp_path):
     steps = tmp_path / "steps.jsonl"
-    steps.write_text("of a former run\n")
+    former = '{"step": 1, "strategy": "of a former run"}\n'
+    steps.write_text(former)
     assert run_cli("-m", tmp_path / "none", "-p", "hi", "--steps", steps).returncode == 1
-    assert steps.read_text() == "of a former run\n"  # nothing ran that could take its place
+    assert steps.read_text() == former  # nothing ran that could take its place
     done = run_cli("-p", RAINBOW, "-n", 16, *EXACT, "--steps", steps)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\n")
