@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,25 +26,41 @@ _ON_CPU = {
     "workqueue": ("workqueue", "Workqueue"),
     "sdpa": ("sdpa", "Sdpa"),
 }
+_LIBRARIES = {"flashinfer": "flashinfer", "split": "triton", "workqueue": "triton"}  # on CUDA
 
 
 def create_strategy(name: str, shape: AttentionShape) -> Strategy:
     """Raises ValueError for an unknown name, StrategyUnavailable where it cannot run."""
-    module, cls = implementation(name, shape.device.type)
-    try:
+    module, cls = _implementation(name, shape.device.type)
+    with _import_errors(name):
         strategy: Strategy = getattr(import_module(f".{module}", __package__), cls)(shape)
+    return strategy
+
+
+def check_installed(name: str, device: str) -> None:
+    """What can be known before there is a shape. device: its type, "cpu" or "cuda".
+
+    Raises ValueError for an unknown name, StrategyUnavailable where there is none for ``device`` or
+    the library that it needs cannot be imported.
+    """
+    _implementation(name, device)
+    if device == "cuda" and name in _LIBRARIES:
+        with _import_errors(name):
+            import_module(_LIBRARIES[name])
+
+
+@contextmanager
+def _import_errors(name: str) -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:
         raise StrategyUnavailable(
             f"{name} cannot be imported ({error}); install pkvchat[cuda]"
         ) from error
-    return strategy
 
 
-def implementation(name: str, device: str) -> tuple[str, str]:
-    """The module and the class for a type of device, "cpu" or "cuda".
-
-    Raises ValueError for an unknown name, StrategyUnavailable where there is none for ``device``.
-    """
+def _implementation(name: str, device: str) -> tuple[str, str]:
+    """The module and the class."""
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; choose one of {', '.join(STRATEGIES)}")
     implementations = _ON_CUDA if device == "cuda" else _ON_CPU

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import ge, le
 from typing import TYPE_CHECKING, Protocol
 
-from ..attention.registry import STRATEGIES, implementation, why_unavailable
+from ..attention.registry import STRATEGIES, check_installed, why_unavailable
 from ..attention.strategy import StrategyUnavailable
 from .cost import CostModel
 from .surcharge import StepTimes, Surcharge
@@ -59,15 +59,20 @@ def check_policy(name: str, device: str) -> None:
     """What can be known of it before there is a model. device: its type.
 
     Raises ValueError for an unknown name, StrategyUnavailable for a forced strategy that no such
-    device has.
+    device has, or whose library is not installed.
     """
-    if name not in policy_names():
-        raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}")
-    if name.startswith(_FORCED):
+    if forced := _forced(name):
         try:
-            implementation(name.removeprefix(_FORCED), device)
+            check_installed(forced, device)
         except StrategyUnavailable as error:
             raise StrategyUnavailable(f"--policy {name}: {error}") from None
+
+
+def _forced(name: str) -> str:
+    """The strategy that the policy always takes, "" where it chooses. Raises ValueError."""
+    if name not in policy_names():
+        raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}")
+    return name.removeprefix(_FORCED) if name.startswith(_FORCED) else ""
 
 
 def create_policy(
@@ -85,13 +90,12 @@ def create_policy(
     Raises ValueError for an unknown name, StrategyUnavailable for a forced strategy that is not
     in ``available``.
     """
-    check_policy(name, shape.device.type)
+    forced = _forced(name)
     model = CostModel(shape, calibration.workers, calibration.costs, num_layers, windows)
     surcharge = Surcharge(steps, model)
-    if not name.startswith(_FORCED):
+    if not forced:
         candidates = [s for s in STRATEGIES if s in available]
         return CostPolicy(name, candidates, model, surcharge)
-    forced = name.removeprefix(_FORCED)
     if forced not in available:
         why = why_unavailable(forced, shape) or f"{forced} was not there when this model started"
         raise StrategyUnavailable(f"--policy {name}: {why}")

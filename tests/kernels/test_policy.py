@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from pkvchat.kernels.policy import cost
 from pkvchat.kernels.policy.calibration import Calibration
 from pkvchat.kernels.policy.cost import StrategyCost, split_choices, strategy_work
 from pkvchat.kernels.policy.measure_costs import Case, fit, missed, random_batch, weigh
-from pkvchat.kernels.policy.policy import create_policy, policy_names
+from pkvchat.kernels.policy.policy import check_policy, create_policy, policy_names
 from pkvchat.kernels.policy.records import SHIPPED
 from pkvchat.kernels.policy.surcharge import StepTimes
 
@@ -60,6 +61,22 @@ def test_unknown_policy_lists_those_there_are(name):
 def test_forced_strategy_that_cannot_run_says_why():
     with pytest.raises(StrategyUnavailable, match=r"forced-flashinfer.*CUDA"):
         policy("forced-flashinfer")
+
+
+@pytest.mark.parametrize(
+    ("library", "strategies"), [("flashinfer", ["flashinfer"]), ("triton", ["split", "workqueue"])]
+)
+def test_a_library_that_is_missing_is_told_before_there_is_a_model(
+    library, strategies, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, library, None)
+    for name in strategies:
+        says = rf"--policy forced-{name}: {name} cannot be imported \(.*{library}.*\); install"
+        with pytest.raises(StrategyUnavailable, match=says):
+            check_policy(f"forced-{name}", "cuda")
+    for name in ("adaptive", "forced-sdpa"):
+        check_policy(name, "cuda")
+    check_policy("forced-split", "cpu")
 
 
 @pytest.mark.parametrize("name", ON_CPU)
