@@ -183,10 +183,10 @@ def steps_of(policy: str, rounds: Iterable[Round]) -> list[StepRecord]:
     return [step for one in rounds if one.policy == policy for step in one.steps]
 
 
-def tokens_per_s(steps: Sequence[StepRecord]) -> float:
-    """Of decoding: tokens over the steps' own time."""
+def tokens_per_s(steps: Sequence[StepRecord]) -> float | None:
+    """Of decoding: tokens over the steps' own time; None where there was no step."""
     seconds = sum(step.step_ms for step in steps) / 1e3
-    return sum(step.batch for step in steps) / seconds if seconds else 0.0
+    return sum(step.batch for step in steps) / seconds if seconds else None
 
 
 def ratios(policy: str, first: str, rounds: Sequence[Round]) -> list[float]:
@@ -252,9 +252,14 @@ def _cells(policy: str, rounds: Sequence[Round]) -> list[str]:
     return [
         policy,
         f"{sum(answer.new_tokens for answer in answers_of(policy, rounds)):,}",
-        *((f"{tokens_per_s(steps):.1f}", f"{p50:.2f}", f"{p95:.2f}") if steps else "---"),
+        *((_rate(steps), f"{p50:.2f}", f"{p95:.2f}") if steps else "---"),
         ", ".join(f"{name} {count / len(steps):.0%}" for name, count in shares),
     ]
+
+
+def _rate(steps: Sequence[StepRecord]) -> str:
+    rate = tokens_per_s(steps)
+    return "-" if rate is None else f"{rate:.1f}"
 
 
 def _print_speed_ups(policies: Sequence[str], rounds: Sequence[Round]) -> None:
@@ -307,11 +312,14 @@ def _print_plot(policies: Sequence[str], rounds: Sequence[Round]) -> None:
 
 
 def print_json(policies: Sequence[str], rounds: Sequence[Round]) -> None:
-    """One object: figures by policy, where texts part, and every answer and step."""
+    """One object: figures by policy, where texts part, and every answer and step.
+
+    Speed and times are null where no answer had a decode step.
+    """
     figures = {}
     for policy in policies:
         steps = steps_of(policy, rounds)
-        p50, p95 = p50_p95(step.step_ms for step in steps)
+        p50, p95 = p50_p95(step.step_ms for step in steps) if steps else (None, None)
         figures[policy] = {
             "new_tokens": sum(answer.new_tokens for answer in answers_of(policy, rounds)),
             "tokens_per_s": tokens_per_s(steps),
@@ -359,7 +367,7 @@ def plotter(path: str) -> Callable[[Sequence[str], Sequence[Round]], None]:
                 at = [i for i, step in enumerate(steps) if step.strategy == strategy]
                 times = [steps[i].step_ms for i in at]
                 axis.plot(at, times, ".", color=f"C{number}", markersize=4, label=strategy)
-            axis.set(title=f"{policy}, {tokens_per_s(steps):.1f} tokens/s", ylabel="step ms")
+            axis.set(title=f"{policy}, {_rate(steps)} tokens/s", ylabel="step ms")
             axis.legend(loc="upper right")
         axes[-1].set_xlabel("step")
         try:

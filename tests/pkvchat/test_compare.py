@@ -146,13 +146,19 @@ def noisy(draw: random.Random) -> float:
     return draw.gauss(1.0, 0.02)
 
 
-def test_why_one_token_has_no_speed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_token_has_no_speed_and_why_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     answers = [Answer("p", "a", "length", 1, 0.1)]
-    compare.print_markdown(["a", "b"], [Round(policy, answers, []) for policy in "ab"])
-    out = capsys.readouterr().out
-    assert "0.0" not in out
-    assert "No speed: no answer had a decode step" in out
-    assert "Give -n 2 or more." in out
+    rounds = [Round(policy, answers, []) for policy in "ab"]
+    compare.print_markdown(["a", "b"], rounds)
+    table, _, says = capsys.readouterr().out.partition("\n\n")
+    cells = [cell.strip() for cell in table.splitlines()[2].split("|")[1:-1]]
+    assert cells == ["a", "1", "-", "-", "-", ""]
+    assert "No speed: no answer had a decode step" in says
+    assert "Give -n 2 or more." in says
+    compare.print_json(["a", "b"], rounds)
+    figures = json.loads(capsys.readouterr().out)["policies"]["b"]
+    assert [figures[name] for name in ("tokens_per_s", "step_ms_p50", "step_ms_p95")] == [None] * 3
+    assert figures["ratios"] == []
 
 
 def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
