@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .chat_summary import Summary
-from .chats import ANSWERS, Chat, Message, Version
+from .chats import ANSWERS, Chat, Message, Version, title_of
 from .messages import (
     ChatMessage,
     Delta,
@@ -126,7 +126,7 @@ class OpenChat:
         """Answer the last prompt again beside the answers it has. False: there is nothing to."""
         if self.busy:
             return False
-        for message in reversed(self.chat.messages):
+        for message in reversed([m for m in self.chat.messages if not m.queued]):
             if message.role in ANSWERS:
                 message.versions.append(Version())
                 message.chosen = len(message.versions) - 1
@@ -171,7 +171,7 @@ class OpenChat:
     def withdraw(self) -> str:
         """Give up an answer that no engine has seen; returns its prompt for the composer."""
         answer = self.answer
-        self.phase = Phase.IDLE
+        self.phase, self.summary = Phase.IDLE, None
         if answer and answer.text:  # it was to be carried on
             answer.reason = "cancelled"
             return ""
@@ -295,9 +295,13 @@ class OpenChat:
         del messages[index]
         if message.role == "summary":
             return ""
-        prompt = messages.pop(index - 1).text if index else ""
-        if not any(message.role == "user" for message in messages):
-            self.chat.title = ""  # it came from that prompt
+        before = [m for m in messages[:index] if m.role == "user"]
+        if not before:
+            return ""
+        messages.remove(before[-1])
+        prompt = before[-1].text
+        if len(before) == 1 and self.chat.title == title_of(prompt):
+            self.chat.title = ""
         return prompt
 
     def note(self, line: str) -> None:

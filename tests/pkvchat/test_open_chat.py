@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from pkvchat.messages import Delta, Failed, Finished, Prefilled, Started
+from pkvchat.chats import Chat
+from pkvchat.messages import Delta, Failed, Finished, Prefilled, Ready, Started
 from pkvchat.open_chat import OpenChat, Phase
+from pkvchat.sampling import SamplingParams
+
+READY = Ready("a model", "cpu", "f32", 256, 16, 16, "adaptive", {})
 
 
 def asked(prompt: str = "hello") -> OpenChat:
@@ -118,3 +122,44 @@ def test_a_prompt_no_engine_saw_can_be_withdrawn() -> None:
     tab = asked("wait")
     assert tab.withdraw() == "wait"
     assert texts(tab) == []
+
+
+def test_a_prompt_that_is_refused_is_told_from_what_was_said_behind_it() -> None:
+    tab = OpenChat()
+    tab.chat.add("user", "hello")  # as a file of messages may end
+    tab.say("no system prompt")
+    assert tab.regenerate()
+    assert tab.apply(Failed(tab.chat.id, "no")) == "hello"
+    assert texts(tab) == [("said", "no system prompt"), ("note", "no")]
+
+
+def test_a_title_that_a_person_gave_outlasts_a_refused_prompt() -> None:
+    given, named = OpenChat(Chat("rivers")), OpenChat()
+    for tab in (given, named):
+        tab.ask("much too long")
+        tab.apply(Failed(tab.chat.id, "no"))
+    assert (given.chat.title, named.chat.title) == ("rivers", "")
+
+
+def test_regenerating_leaves_a_prompt_that_waits_waiting() -> None:
+    """As in a chat that was restored."""
+    tab = asked("one")
+    tab.ask("two")
+    tab.apply(Delta(tab.chat.id, "1", 1))
+    tab.interrupted("died")
+    assert tab.regenerate()
+    assert [m.content for m in tab.conversation()] == ["one"]
+    assert [len(m.versions) for m in tab.chat.messages] == [1, 2, 1]
+    assert [m.text for m in tab.queued] == ["two"]
+
+
+def test_a_summary_that_is_withdrawn_leaves_the_answers_before_it() -> None:
+    tab = asked("one")
+    tab.apply(Delta(tab.chat.id, "1", 1))
+    tab.apply(Finished(tab.chat.id, "stop", 5, 1, 0.1, 0.0))
+    tab.summarise()
+    tab.submission(SamplingParams(), READY)
+    tab.interrupted("died")  # before it took the request
+    assert tab.withdraw() == ""
+    tab.ask("two")
+    assert [m.content for m in tab.conversation()] == ["one", "1", "two"]
