@@ -8,6 +8,7 @@ from pathlib import Path
 from .chats import OWN_LINES, SENT_ROLES, Chat, Message, Version, given_title, title_of
 from .clean import one_line
 from .errors import ChatError
+from .regular_file import check_regular
 
 _FORMAT = "pkvchat-chat-1"
 _OWN_ROLES = (*OWN_LINES, "cut", "summary")
@@ -67,10 +68,9 @@ def import_chat(path: Path) -> Chat:
 
     Raises ChatError where the file is none of these.
     """
-    if path.exists() and not path.is_file():  # reading a pipe or a device might never end
-        raise ChatError(f"cannot read {path}: it is no file")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        check_regular(path)
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ChatError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

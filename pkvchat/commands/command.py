@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -75,7 +76,13 @@ def paths(_host: object, start: str) -> list[str]:
     except (CommandError, OSError):
         return []
     return [
-        f"{folder}{slash}{path.name}{'/' if path.is_dir() else ''}"
+        f"{folder}{slash}{path.name}{'/' if _is_folder(path) else ''}"
         for path in found
         if name.startswith(".") or not path.name.startswith(".")
     ]
+
+
+def _is_folder(path: Path) -> bool:
+    with suppress(OSError):  # a link into a folder that may not be looked into
+        return path.is_dir()
+    return False

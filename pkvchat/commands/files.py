@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pkvchat.clean import typed
+from pkvchat.regular_file import check_regular
 
 from .command import Command, CommandError, as_path, paths
 from .host import Host
@@ -61,9 +62,8 @@ def _put_in_prompt(host: Host, files: Sequence[Path]) -> None:
     parts = []
     room = _READ_LIMIT
     for path in files:
-        if path.exists() and not path.is_file():  # reading a pipe or a device might never end
-            raise CommandError(f"cannot read {path}: it is no file")
         try:
+            check_regular(path)
             room -= path.stat().st_size
             if room < 0:
                 raise CommandError(f"up to {path} that is more than {_READ_LIMIT:,} bytes")

@@ -112,6 +112,12 @@ def test_halves_of_surrogate_pairs_are_replaced(tmp_path: Path) -> None:
     assert import_chat(path).messages[0].text == "a?b 😀"
 
 
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "in.json"
+    path.write_text(json.dumps(MESSAGES), encoding="utf-8-sig")
+    assert import_chat(path).system == "Be brief."
+
+
 def test_a_device_is_not_read() -> None:
     with pytest.raises(ChatError, match="it is no file"):
         import_chat(Path("/dev/zero"))

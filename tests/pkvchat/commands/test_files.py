@@ -90,6 +90,17 @@ def test_too_much_is_not_read(here: Path) -> None:
     assert prompt.text == ""
 
 
+def test_a_link_that_cannot_be_followed_is_told(here: Path) -> None:
+    """As one into a folder that others may not look into, which root always may."""
+    (here / "link").symlink_to("x" * 300)
+    (here / "link.json").symlink_to("x" * 300)
+    prompt: Any = Prompt()
+    assert paths(prompt, "li") == ["link", "link.json"]
+    for command, name in ((files.read, "link"), (chat.load, "link.json")):
+        with pytest.raises(CommandError, match="File name too long"):
+            command(prompt, name)
+
+
 NAMES = st.one_of(
     st.text(max_size=30),
     st.sampled_from(
