@@ -95,10 +95,10 @@ class _SetAside(ChatError):
 
 def _set_aside(path: Path) -> Path:
     aside = path.with_suffix(f".damaged-{int(time.time())}")
-    path.rename(aside)
-    for extra in ("-wal", "-shm"):  # the first may hold what was written last
+    # The log first, which may hold what was written last: beside a new file SQLite deletes it.
+    for part in ("-wal", "-shm", ""):
         with suppress(FileNotFoundError):
-            Path(f"{path}{extra}").rename(f"{aside}{extra}")
+            Path(f"{path}{part}").rename(f"{aside}{part}")
     return aside
 
 
@@ -189,6 +189,20 @@ def try_lock(path: Path) -> int | None:
 
     Raises OSError where the file cannot be made.
     """
+    with _alone_in(path.parent):
+        return _try_lock(path)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process has the lock. Raises what ``try_lock`` raises."""
+    with _alone_in(path.parent):  # to ask is to hold it for a moment, which nobody is to run into
+        lock = _try_lock(path)
+        if lock is not None:
+            os.close(lock)
+        return lock is None
+
+
+def _try_lock(path: Path) -> int | None:
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:  # a read-only disk has locks, too

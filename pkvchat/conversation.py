@@ -6,7 +6,7 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from types import FrameType
 
@@ -87,7 +87,14 @@ class Conversation:
         _ = self._engine  # a prompt that nobody answers is not taken
         text, self._before_prompt = self._before_prompt + prompt, ""
         self._current.ask(text)
-        return self._stream()
+        return self._stream_all()
+
+    def _stream_all(self) -> str:
+        """Also what waited in a chat that was opened; returns why the last answer ended."""
+        reason = self._stream()
+        while self._current.ask_next():
+            reason = self._stream()
+        return reason
 
     def _stream(self) -> str:
         chat, end, reason = self._current, "", ""
@@ -184,9 +191,7 @@ class Conversation:
                     pass
 
     def submit(self) -> None:
-        self._stream()
-        while self._current.ask_next():
-            self._stream()
+        self._stream_all()
 
     def restart(self, **changes: object) -> None:
         """Should the new engine not start, the one before it does again."""
@@ -317,9 +322,13 @@ class Conversation:
         self.left = True
 
 
-def _store() -> closing[ChatStore]:
+@contextmanager
+def _store() -> Iterator[ChatStore]:
     """The saved chats, for as long as a command needs them. Raises ChatError."""
-    return closing(ChatStore(store_path()))
+    with closing(ChatStore(store_path(), tabs=False)) as store:  # the app may start meanwhile
+        if store.note:
+            say(f"note: {store.note}")
+        yield store
 
 
 def _start(options: EngineOptions) -> ChatService:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from platformdirs import user_data_path
 
-from .chat_file import SQLITE_ERRORS, ChatFile, is_locked, try_lock
+from .chat_file import SQLITE_ERRORS, ChatFile, is_held, is_locked, try_lock
 from .chats import ANSWERS, NEW_CHAT, Chat, Message, Saved, Version, new_id, parted_title
 from .clean import one_line
 from .errors import ChatError
@@ -67,14 +67,15 @@ class ChatStore:
     ChatError where the file cannot be opened, is from a later pkvchat, or a write fails.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, tabs: bool = True) -> None:
+        """tabs: this program shows them, unless another does already."""
         self.path = path
         self._lock_path = path.with_suffix(".lock")
         try:
             with ExitStack() as undo:
                 self._file = ChatFile.open(path)
                 undo.callback(self._file.db.close)
-                self._lock = try_lock(self._lock_path)
+                self._lock = try_lock(self._lock_path) if tabs else None
                 undo.pop_all()
         except (OSError, *SQLITE_ERRORS) as error:
             advice = _IN_USE if is_locked(error) else "check its permissions and space"
@@ -83,7 +84,7 @@ class ChatStore:
 
     @property
     def owns_tabs(self) -> bool:
-        """No other running pkvchat shows this file's tabs."""
+        """This is the running pkvchat that shows this file's tabs."""
         return self._lock is not None
 
     def close(self) -> None:
@@ -177,11 +178,11 @@ class ChatStore:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 written = write()
+                self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:  # a full disk ends it, and keeps its own message
                     self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
             return written
         except SQLITE_ERRORS as error:
             raise ChatError(f"chats cannot be saved in {self.path}: {error}") from error
@@ -190,8 +191,9 @@ class ChatStore:
 
     def open_chats(self) -> list[Chat]:
         """The chats that were open in tabs, in their order. Raises ChatError."""
-        rows = self._rows("SELECT CAST(id AS TEXT) FROM chats WHERE tab IS NOT NULL ORDER BY tab")
-        chats = [self._load(chat_id) for (chat_id,) in rows]
+        query = "SELECT CAST(id AS TEXT) FROM chats WHERE tab IS NOT NULL ORDER BY tab"
+        with self._snapshot():
+            chats = [self._load(chat_id) for (chat_id,) in self._rows(query)]
         return [chat for chat in chats if chat]  # an id that is damaged leads to none
 
     def in_view(self) -> str:
@@ -204,11 +206,10 @@ class ChatStore:
         query = "SELECT 1 FROM chats WHERE id = ? AND tab IS NOT NULL"
         if self.owns_tabs or not self._rows(query, chat.key):
             return False
-        with self._reading():
-            lock = try_lock(self._lock_path)
-        if lock is not None:  # who had it in a tab has ended since
-            os.close(lock)
-        return lock is None
+        try:
+            return is_held(self._lock_path)  # else who had it in a tab has ended since
+        except OSError as error:
+            raise ChatError(f"{self._lock_path} cannot be read: {error.strerror}") from error
 
     def is_empty(self) -> bool:
         """Nothing is saved here yet. Raises ChatError."""
@@ -219,7 +220,8 @@ class ChatStore:
 
         Raises ChatError if there is none, or the file cannot be read.
         """
-        chat = self._load(chat_id)
+        with self._snapshot():
+            chat = self._load(chat_id)
         if chat is None:
             raise ChatError(f"that chat is no longer in {self.path}: it was deleted meanwhile")
         return chat
@@ -284,6 +286,16 @@ class ChatStore:
             return self._db.execute(query, values).fetchall()
 
     @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """All that is read in it is of one moment, whatever others write meanwhile."""
+        with self._reading():
+            self._db.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._db.execute("COMMIT")
+
+    @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
             yield
@@ -313,6 +325,6 @@ def _utf8(text: str) -> str:
 def _snippet(text: str, words: str) -> str:
     if not words:
         return ""
-    at = max(text.lower().find(words.lower()), 0)
+    at = max(text.casefold().find(words.casefold()), 0)  # as SQL has found it
     start = max(at - _SNIPPET // 3, 0)
     return " ".join(text[start : start + _SNIPPET].split())

@@ -16,6 +16,7 @@ from pkvchat.conversation import Conversation
 from pkvchat.errors import ChatError
 from pkvchat.options import EngineOptions
 from pkvchat.plain import COMMANDS
+from pkvchat.sampling import SamplingParams
 from pkvchat.settings import Settings
 from pkvchat.store import ChatStore, store_path
 
@@ -159,6 +160,29 @@ def test_a_chat_that_the_app_shows_is_not_written_over(
     assert len(reader.find("")) == 1
     with pytest.raises(CommandError, match="no saved chat holds that"):
         said("/chats from here")
+
+
+def test_a_prompt_that_waited_in_a_saved_chat_is_answered_before_what_is_typed(
+    conversation: Conversation, said: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "params", SamplingParams(temperature=0.0, max_tokens=2))
+    conversation.current.chat.add("user", "waiting").queued = True
+    said("/save")
+    said("/clear")
+    said("/chats")
+    said("/open 1")
+    conversation.answer("typed")
+    turns = [(m.role, m.text) for m in conversation.current.chat.messages]
+    assert [role for role, _ in turns] == ["user", "assistant"] * 2
+    assert [text for _, text in turns[::2]] == ["waiting", "typed"]
+
+
+def test_a_damaged_file_that_was_set_aside_is_told(said: Callable[[str], str]) -> None:
+    store_path().parent.mkdir()
+    store_path().write_bytes(b"not a database at all" * 100)
+    with pytest.raises(CommandError, match="no chat is saved yet"):
+        said("/chats")
+    assert "note: chats.db was damaged" in said("/system")
 
 
 def test_a_full_disk_stops_what_writes_alone(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +109,32 @@ def test_a_damaged_file_is_set_aside_not_deleted(path: Path, a_chat: MakeChat) -
     assert f"it is kept as {kept.name}: `sqlite3 {kept} .recover` prints" in store.note
     store.close()
     assert len(ChatStore(path).open_chats()) == 1
+
+
+KILLED_AS_IT_SETS_ASIDE = """
+import os, signal, sys
+from pathlib import Path
+from pkvchat.store import ChatStore
+renames = []
+def kill(event, _):
+    if event == "os.rename":
+        renames.append(event)
+        if len(renames) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(kill)
+ChatStore(Path(sys.argv[1]))
+"""
+
+
+def test_kill_9_between_two_parts_that_are_set_aside_loses_neither(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"not a database at all" * 100)
+    Path(f"{path}-wal").write_bytes(b"the last words")
+    killed = subprocess.run([sys.executable, "-c", KILLED_AS_IT_SETS_ASIDE, str(path)])
+    assert killed.returncode == -signal.SIGKILL
+    assert "was damaged" in ChatStore(path).note
+    kept = {file.read_bytes() for file in path.parent.glob("*.damaged-*")}
+    assert kept >= {b"not a database at all" * 100, b"the last words"}
 
 
 def test_an_empty_file_is_no_damage(path: Path, a_chat: MakeChat) -> None:

@@ -120,7 +120,7 @@ def test_tabs_keep_their_order_and_closed_chats_stay_to_be_found(path: Path) -> 
 def test_search_takes_words_as_they_are_in_any_case(path: Path, text: str, words: str) -> None:
     store = ChatStore(path)
     hit, miss = Chat(title="hit"), Chat(title="miss")
-    hit.add("user", f"long before {text} long after")
+    hit.add("user", f"{'long before ' * 20}{text} long after")
     miss.add("user", "100 aXb backslash")
     store.save(hit, None)
     store.save(miss, None)

@@ -94,7 +94,57 @@ def test_one_program_owns_the_tabs_while_it_runs(path: Path, a_chat: MakeChat) -
     assert not owner.is_shown_elsewhere(tab)
     owner.close()
     assert not other.is_shown_elsewhere(tab)
-    assert ChatStore(path).owns_tabs, "asking leaves the tabs to the next who starts"
+    assert not ChatStore(path, tabs=False).owns_tabs
+    assert ChatStore(path).owns_tabs, "neither who asks nor who wants none keeps them from another"
+
+
+def ask_for_ever(path: Path) -> None:
+    while True:
+        chat_file.is_held(path.with_suffix(".lock"))
+
+
+def test_who_asks_about_the_tabs_never_keeps_them_from_one_that_starts(path: Path) -> None:
+    ChatStore(path).close()
+    asking = multiprocessing.get_context("fork").Process(target=ask_for_ever, args=(path,))
+    asking.start()
+    try:
+        for _ in range(200):
+            starting = ChatStore(path)
+            assert starting.owns_tabs
+            starting.close()
+    finally:
+        asking.kill()
+        asking.join()
+
+
+def test_a_lock_that_is_gone_is_told(path: Path) -> None:
+    owner, other, chat = ChatStore(path), ChatStore(path), Chat(title="tab")
+    owner.save(chat, tab=0)
+    path.with_suffix(".lock").unlink()
+    path.with_suffix(".lock").symlink_to("nowhere/at/all")
+    with pytest.raises(ChatError, match=r"chats\.lock cannot be read: No such file"):
+        other.is_shown_elsewhere(chat)
+
+
+@pytest.mark.parametrize("table", ["chats", "messages", "versions"])
+def test_a_chat_is_read_as_it_was_at_one_moment(
+    path: Path, a_chat: MakeChat, content: Content, table: str
+) -> None:
+    """Even if it is written just before ``table`` is read."""
+    writer, reader, chat = ChatStore(path), ChatStore(path), a_chat()
+    writer.save(chat, tab=0)
+    before = content(chat)
+
+    def write_once(statement: str) -> None:
+        if f"FROM {table}" in statement and chat.title != "new":
+            chat.title = "new"
+            chat.messages[1:] = []
+            writer.save(chat, tab=0)
+
+    reader._db.set_trace_callback(write_once)
+    read = reader.load(chat.id)
+    assert chat.title == "new"
+    assert content(read) in (before, content(chat))
 
 
 def open_and_say(path: Path, start: Barrier, said: SimpleQueue[str]) -> None:
