@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -29,6 +30,7 @@ from platformdirs import user_config_path
 
 from .errors import ChatError, UsageError
 from .options import CACHE_TYPES, DTYPES, PAGE_SIZES, TYPE_ALIASES, EngineOptions
+from .regular_file import check_regular
 from .sampling import SAMPLING_NAMES, SamplingParams
 
 if sys.version_info >= (3, 11):
@@ -94,12 +96,13 @@ class SizeRule(Rule):
     """Bytes: a whole number, or text with a binary unit."""
 
     def check(self, value: object) -> int:
-        if type(value) is int and value > 0:
-            return value
+        size = value if type(value) is int else 0
         match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value), re.IGNORECASE)
-        if type(value) is not str or not match or not float(match[1]):
+        if type(value) is str and match:
+            size = int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+        if size <= 0:
             raise ValueError(f"must be {self.expects}")
-        return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+        return size
 
 
 def _within(low: float, high: float) -> str:
@@ -204,8 +207,7 @@ def load_settings(path: Path | None = None) -> Settings:
 
 
 def _read(path: Path) -> str:
-    if path.exists() and not path.is_file():  # reading a pipe or a device might never end
-        raise ChatError(f"cannot read the settings file {path}: it is no file")
+    check_regular(path)
     return path.read_text(encoding="utf-8-sig")
 
 
@@ -230,14 +232,24 @@ def save_settings(changes: Mapping[str, Any], path: Path | None = None) -> Path:
             else:
                 table[name] = value
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        new.write_text(tomlkit.dumps(document), encoding="utf-8")
-        new.replace(path)  # at once: a full disk leaves the old file whole
+        _replace(path, tomlkit.dumps(document))
     except OSError as error:
         raise ChatError(f"cannot write the settings file {path}: {error.strerror}") from error
     except (UnicodeDecodeError, TOMLKitError) as error:
         raise ChatError(f"{path} is not valid TOML ({error}), so it is left as it is") from error
     return path
+
+
+def _replace(path: Path, text: str) -> None:
+    """At once: a full disk leaves the old file whole, and of two programs one's is whole."""
+    new = path.with_suffix(f".new-{os.getpid()}")
+    try:
+        new.write_text(text, encoding="utf-8")
+        if path.exists():
+            shutil.copymode(path, new)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _table(path: Path, name: str, value: object) -> dict[str, object]:

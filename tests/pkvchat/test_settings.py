@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 from contextlib import suppress
@@ -103,6 +104,7 @@ def test_flags_beat_the_file(tmp_path):
         ("device = 'tpu'", "device = 'tpu' must be auto, cpu, cuda or cuda:N"),
         ("kv_memory = 'lots'", "kv_memory = 'lots' must be a number of bytes, or a size"),
         ("kv_memory = 0", "kv_memory = 0 must be"),
+        ("kv_memory = '0.5'", "kv_memory = '0.5' must be"),
         ("[sampling]\ntemperature = -1", "sampling.temperature = -1 must be a number of at least"),
         ("[sampling]\ntemperature = nan", "sampling.temperature = nan must be"),
         ("[sampling]\ntop_p = 1.5", "sampling.top_p = 1.5 must be a number from 0 to 1"),
@@ -182,6 +184,40 @@ def test_a_first_setting_makes_the_file_and_a_link_stays_one(tmp_path):
     save_settings({"theme": "light"}, tmp_path / "link.toml")
     assert (tmp_path / "link.toml").is_symlink()
     assert load_settings(path) == Settings(sampling=SamplingParams(top_k=3), theme="light")
+
+
+def test_a_full_disk_leaves_the_file_as_it_was_and_no_other(tmp_path, full_disk):
+    path = write(tmp_path, WHOLE_FILE)
+    with full_disk(), pytest.raises(ChatError, match=r"cannot write .*: File too large"):
+        save_settings({"theme": "light"}, path)
+    assert path.read_text() == WHOLE_FILE
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_who_may_read_the_file_stays(tmp_path):
+    path = write(tmp_path, WHOLE_FILE)
+    path.chmod(0o600)
+    save_settings({"theme": "light"}, path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def save_often(path, start):
+    start.wait()
+    for number in range(50):
+        save_settings({"theme": "x" * number}, path)
+
+
+def test_programs_that_save_at_once_leave_a_whole_file(tmp_path):
+    path = write(tmp_path, WHOLE_FILE)
+    context = multiprocessing.get_context("fork")
+    start = context.Barrier(4)
+    processes = [context.Process(target=save_often, args=(path, start)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert load_settings(path).theme == "x" * 49
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):
