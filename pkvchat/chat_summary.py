@@ -25,7 +25,7 @@ class Summary:
     ) -> None:
         self.max_tokens = max(context // 8, 16)
         room = max(context - 2 * self.max_tokens - _OVERHEAD, context // 8)
-        self._parts = parts(conversation, int(_SHARE * room * chars_per_token))
+        self._parts = parts(conversation, max(int(_SHARE * room * chars_per_token), 1))
         self._so_far = ""
 
     def request(self) -> ChatMessage:

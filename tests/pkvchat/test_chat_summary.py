@@ -49,6 +49,12 @@ def test_parts_hold_all_text_in_order_and_none_is_too_long(texts: list[str], cha
     assert "".join("".join(cut).split()) == "".join(whole.split())
 
 
+def test_a_context_that_holds_next_to_nothing_still_has_parts() -> None:
+    summary = Summary(talk(2).conversation(), 8, 1.0)
+    while summary.advance("they talked"):
+        pass
+
+
 def test_messages_stay_whole_where_they_can() -> None:
     conversation = talk(4, 40).conversation()
     cut = parts(conversation, 120)
