@@ -29,8 +29,9 @@ def new_id() -> str:
 class Version:
     """One text of a message; an assistant's message gains one each time it is regenerated.
 
-    reason: why the answer ended ("stop", "length", "context", "cancelled", "error" or "died"),
-    "" while it runs. The counts and times are Finished's; they stay 0 for text nobody generated.
+    reason: why the answer ended ("stop", "length", "context", "cancelled", "error", "died" or
+    "quit"), "" while it runs. The counts and times are Finished's; they stay 0 for text nobody
+    generated.
     model: who wrote it, "" where that isn't known.
     """
 

@@ -7,6 +7,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from .errors import ChatError
+
 _NAME = "engine.log"
 
 
@@ -14,8 +16,14 @@ class EngineLog:
     """path: what the engine process that runs, or ran last, prints to."""
 
     def __init__(self) -> None:
-        _remove_orphans()
-        self.path = Path(tempfile.mkdtemp(prefix=f"pkvchat-{os.getpid()}-")) / _NAME
+        """Raises ChatError where there is no room for one."""
+        try:
+            _remove_orphans()
+            self.path = Path(tempfile.mkdtemp(prefix=f"pkvchat-{os.getpid()}-")) / _NAME
+        except OSError as error:
+            raise ChatError(
+                f"no folder for the engine's log can be made ({error}); set TMPDIR to one with room"
+            ) from error
 
     def prepare(self) -> None:
         """Have a folder for it, which ``remove`` may have taken away."""
@@ -44,7 +52,7 @@ def _remove_orphans() -> None:
     """Logs of programs that were killed; one that was kept stays for whoever was told of it."""
     for folder in Path(tempfile.gettempdir()).glob("pkvchat-*-*"):
         owner = folder.name.split("-")[1]
-        if owner.isdecimal() and not _runs(int(owner)):
+        if owner.isdecimal() and not folder.is_symlink() and not _runs(int(owner)):
             _remove(folder / _NAME)
 
 

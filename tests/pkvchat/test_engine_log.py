@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pkvchat.engine_log import EngineLog
+from pkvchat.errors import ChatError
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +39,24 @@ def test_logs_of_killed_programs_go_and_those_of_others_stay(temporary: Path) ->
     own = log.path.parent.name.removeprefix("pkvchat-")
     assert left == {own, f"{ended}-b", f"{running}-c", "draft", "x-y", "9" * 30 + "-z"}
     assert (temporary / f"pkvchat-{running}-c/engine.log").read_text() == "said"
+
+
+def test_a_link_in_a_folders_place_is_not_followed(temporary: Path) -> None:
+    """Others may have put it there, where all can write."""
+    log = temporary / "mine" / "engine.log"
+    log.parent.mkdir()
+    log.write_text("said")
+    (temporary / f"pkvchat-{ended_pid()}-a").symlink_to("mine")
+    EngineLog()
+    assert log.exists()
+
+
+def test_no_place_for_a_log_is_told_in_one_line(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary / "none"))
+    with pytest.raises(ChatError, match=r"engine's log can be made \(.*No such file.*set TMPDIR"):
+        EngineLog()
 
 
 def test_a_log_that_is_kept_outlives_the_next() -> None:
