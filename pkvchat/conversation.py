@@ -16,7 +16,7 @@ from .clean import JOINERS, one_line, visible
 from .commands.command import CommandError
 from .commands.table import CommandTable
 from .errors import ChatError, startup_errors
-from .line_input import asked, confirmed
+from .line_input import asked, confirmed, with_person
 from .messages import (
     Benched,
     Close,
@@ -41,6 +41,7 @@ from .settings import Settings
 from .store import PARTED, ChatStore, Found, store_path
 
 _LISTED = 20  # saved chats at most
+_NO_ENGINE = "no engine runs: /regen starts it again, /model NAME another model"
 
 
 def say(text: str) -> None:
@@ -138,7 +139,7 @@ class Conversation:
     @property
     def _engine(self) -> ChatService:
         if self._service is None:
-            raise ChatError("no engine runs: /regen starts it again, /model NAME another model")
+            raise ChatError(_NO_ENGINE)
         return self._service
 
     def _write(self, text: str) -> None:
@@ -175,9 +176,10 @@ class Conversation:
 
     def send(self, request: Request) -> None:
         engine = self._engine
-        events = engine.handle(request)
-        while not engine.idle:  # a bench; no answer runs while commands are read
-            events += engine.poll()
+        with self._interruptible():
+            events = engine.handle(request)
+            while not engine.idle:  # a bench; no answer runs while commands are read
+                events += engine.poll()
         for event in events:
             match event:
                 case PolicyChanged(name):
@@ -196,23 +198,38 @@ class Conversation:
     def restart(self, **changes: object) -> None:
         """Should the new engine not start, the one before it does again."""
         options = replace(self._options, **changes)  # type: ignore[arg-type]
-        self.close()
-        gc.collect()  # its memory, before the next one's
-        try:
-            self._service = _start(options)
-            self._options = options
-        except ChatError as error:
+        with self._interruptible():
+            self.close()
+            gc.collect()  # its memory, before the next one's
             try:
-                self._service = _start(self._options)
-            except ChatError as again:
-                raise CommandError(f"{error}; nor does the engine from before: {again}") from again
-            raise CommandError(str(error)) from error
+                self._service = _start(options)
+                self._options = options
+            except ChatError as error:
+                try:
+                    self._service = _start(self._options)
+                except ChatError as again:
+                    both = f"{error}; nor does the engine from before: {again}"
+                    raise CommandError(both) from again
+                raise CommandError(str(error)) from error
 
     def revive(self) -> bool:
         if self._service:
             return False
-        self._service = _start(self._options)
+        with self._interruptible():
+            self._service = _start(self._options)
         return True
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl+C ends what a command does, and the engine, which may be in the midst of a step;
+        where nobody is at a terminal, all of the program."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.close()
+            if not with_person():
+                raise
+            raise CommandError(f"interrupted; {_NO_ENGINE}") from None
 
     def changed(self) -> None:
         pass
@@ -316,7 +333,7 @@ class Conversation:
         for command in self._commands.by_slash.values():
             say(f"{command.usage:<24}{command.what}")
         say("Begin with // to send a line that starts with a slash.")
-        say("Ctrl+C ends an answer or clears the line; twice on an empty one, or Ctrl+D, quits.")
+        say("Ctrl+C ends what runs or clears the line; twice on an empty one, or Ctrl+D, quits.")
 
     def leave(self) -> None:
         self.left = True

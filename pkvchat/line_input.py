@@ -14,7 +14,7 @@ Read = Callable[[], bytes]  # a line of at most MAX_PROMPT + 1 bytes, b"" at the
 
 def line_reader(complete: Callable[[str], list[str]]) -> Read:
     """complete: what a line that begins so may go on to be."""
-    if not _with_person():
+    if not with_person():
         return _read
     if sys.stdout.isatty() and _set_up_readline(complete):
         import readline
@@ -52,7 +52,7 @@ def confirmed(question: str) -> bool:
 
 def asked(question: str) -> str | None:
     """A person's answer, "" for Ctrl+C; None where there is no terminal."""
-    if not _with_person():
+    if not with_person():
         return None
     sys.stderr.write(f"{question} ")
     sys.stderr.flush()
@@ -67,7 +67,8 @@ def is_yes(answer: str) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _with_person() -> bool:
+def with_person() -> bool:
+    """Somebody is at a terminal, and sees what is said there."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

@@ -17,6 +17,7 @@ from pkvchat.errors import ChatError
 from pkvchat.options import EngineOptions
 from pkvchat.plain import COMMANDS
 from pkvchat.sampling import SamplingParams
+from pkvchat.service import ChatService
 from pkvchat.settings import Settings
 from pkvchat.store import ChatStore, store_path
 
@@ -42,16 +43,21 @@ def run(conversation: Conversation, line: str) -> None:
     command.run(conversation, argument)
 
 
-def test_a_restart_that_is_interrupted(
-    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at_a_terminal", [True, False])
+@pytest.mark.parametrize("line", ["/context 32", "/bench"])
+def test_ctrl_c_ends_a_command_and_without_a_terminal_all(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch, line: str, at_a_terminal: bool
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
+        patch.setattr(pkvchat.conversation, "with_person", lambda: at_a_terminal)
         patch.setattr(pkvchat.conversation, "ChatService", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(conversation, "/context 32")
+        patch.setattr(ChatService, "poll", interrupted)
+        with pytest.raises(CommandError if at_a_terminal else KeyboardInterrupt) as ended:
+            run(conversation, line)
+    assert ("interrupted; no engine runs: /regen" in str(ended.value)) is at_a_terminal
     assert conversation.ready is None
     conversation.close()  # as the program's end does
 
