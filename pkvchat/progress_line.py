@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import TextIO
 
 from .clean import one_line
+
+_COLUMNS = 80  # of a terminal that doesn't say
 
 
 class ProgressLine:
@@ -13,17 +17,18 @@ class ProgressLine:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._live = stream.isatty()
-        self._stage = ""
+        self._line = ""  # written last
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """``done`` of ``total``, in the stage's own unit; total 0 is unknown."""
+        line = one_line(stage)
         if self._live:
             share = f" {100 * done // total}%" if total else ""
-            self._stream.write(f"\r\x1b[K{one_line(stage)}{share}")
-        elif stage != self._stage:
-            self._stream.write(f"{one_line(stage)} ...\n")
-        self._stage = stage
-        self._stream.flush()
+            line = line[: self._columns() - 1 - len(share)] + share  # one that wraps would stay
+        if line != self._line:
+            self._line = line
+            self._stream.write(f"\r\x1b[K{line}" if self._live else f"{line} ...\n")
+            self._stream.flush()
 
     def note(self, text: str) -> None:
         """A line that stays."""
@@ -33,7 +38,12 @@ class ProgressLine:
 
     def close(self) -> None:
         """Take the live line away, so that what follows starts on a clean one."""
-        if self._live and self._stage:
+        if self._live and self._line:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
-        self._stage = ""
+        self._line = ""
+
+    def _columns(self) -> int:
+        with suppress(OSError):  # it only says that it is a terminal
+            return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
+        return _COLUMNS

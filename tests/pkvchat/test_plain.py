@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from pkvchat.progress_line import ProgressLine
 from pkvchat.store import ChatStore
 
 RAINBOW = "Name three colours of the rainbow."
@@ -311,25 +309,3 @@ def test_a_log_that_cannot_be_written_is_told_before_anything_is_loaded(run_cli,
         f"pkvchat: --steps: cannot write {tmp_path}/none/steps.jsonl: No such file or directory; "
         "name a file that can be written\n"
     )
-
-
-def test_progress_on_a_terminal_is_one_line_that_goes_away():
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    progress = ProgressLine(terminal)
-    progress("weights", 1, 4)
-    progress("weights", 4, 4)
-    progress("tokenizer", 0, 0)
-    progress.close()
-    clear = "\r\x1b[K"
-    assert terminal.getvalue() == (f"{clear}weights 25%{clear}weights 100%{clear}tokenizer{clear}")
-
-
-def test_progress_elsewhere_is_a_line_for_each_stage():
-    log = io.StringIO()
-    progress = ProgressLine(log)
-    for done in range(4):
-        progress("weights", done, 4)
-    progress("tokenizer", 0, 0)
-    progress.close()
-    assert log.getvalue() == "weights ...\ntokenizer ...\n"
