@@ -135,7 +135,7 @@ def add_bench_flags(parser: Parser) -> None:
         dest="policies",
         action="extend",
         metavar="NAME",
-        type=lambda text: text.split(","),
+        type=list_of(RULES["policy"]),
         help="adaptive, forced-STRATEGY, or a list, whose runs take turns [adaptive]",
     )
     parser.add_argument(
@@ -159,7 +159,7 @@ def add_compare_flags(parser: Parser) -> None:
         action="extend",
         required=True,
         metavar="NAME",
-        type=lambda text: text.split(","),
+        type=list_of(RULES["policy"]),
         help="adaptive, or forced-STRATEGY; a list, or give it twice or more",
     )
     parser.add_argument(

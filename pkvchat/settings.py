@@ -28,6 +28,8 @@ from typing import Any
 
 from platformdirs import user_config_path
 
+from pkvchat.kernels.policy.policy import policy_names
+
 from .errors import ChatError, UsageError
 from .options import CACHE_TYPES, DTYPES, PAGE_SIZES, TYPE_ALIASES, EngineOptions
 from .regular_file import check_regular
@@ -156,7 +158,7 @@ RULES: dict[str, Rule] = {
     "memory_limit": SizeRule(str, "a number of bytes, or a size such as 11G"),
     "cache_type_k": _choice(*CACHE_TYPES, rule=TypeRule),
     "cache_type_v": _choice(*CACHE_TYPES, rule=TypeRule),
-    "policy": Rule(str, "a policy's name", bool),
+    "policy": _choice(*policy_names()),
     "threads": _whole(0, os.cpu_count() or 1),
     "temperature": _number(0),
     "top_k": _whole(0),

@@ -99,6 +99,7 @@ def test_flags_beat_the_file(tmp_path):
         ("context = true", "context = True must be a whole number"),
         ("model = 5", "model = 5 must be a model's name or path"),
         ("model = ''", "model = '' must be a model's name or path"),
+        ("policy = 'fastest'", "policy = 'fastest' must be one of adaptive, forced-flashinfer,"),
         ("page_size = 17", "page_size = 17 must be one of 16, 32, 64"),
         ("dtype = 'f64'", "dtype = 'f64' must be one of auto, f32, f16, bf16"),
         ("device = 'tpu'", "device = 'tpu' must be auto, cpu, cuda or cuda:N"),
@@ -133,7 +134,7 @@ def test_a_file_that_is_not_utf8(tmp_path):
 
 
 CHANGES = st.dictionaries(
-    st.sampled_from(["theme", "system_prompt", "mouse", "policy", "temperature", "top_k", "seed"]),
+    st.sampled_from(["theme", "system_prompt", "mouse", "model", "temperature", "top_k", "seed"]),
     st.integers(0, 9),
 )
 
