@@ -247,8 +247,11 @@ _COMMANDS: tuple[tuple[str, Run, Callable[[Parser], None], str, str | None], ...
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Raises UsageError, for an unknown flag with its name: not with the value after it, which
     argparse takes for a command."""
+    parser = _parser()
     try:
-        return _parser().parse_args(argv)
+        args = parser.parse_args(argv)
+        _check_places(args, parser)
+        return args
     except UsageError:
         flags = Parser(prog="pkvchat", add_help=False)
         add_chat_flags(flags)
@@ -258,6 +261,16 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
             if str(error).startswith("unrecognized arguments: -"):
                 raise error from None
         raise
+
+
+def _check_places(args: argparse.Namespace, parser: Parser) -> None:
+    """Raises UsageError for a chat's flag before a command, which would not heed it."""
+    if "command" in args:
+        name, takes = args.command
+        for action in parser._actions:
+            if action.dest in args and action.dest not in takes:
+                flag = "/".join(action.option_strings)
+                raise UsageError(f"{flag} before {name} does nothing: {name}'s flags go behind it")
 
 
 def _parser() -> Parser:
@@ -273,5 +286,6 @@ def _parser() -> Parser:
     for name, run, add_flags, text, more in _COMMANDS:
         command = commands.add_parser(name, help=text, description=more)
         add_flags(command)
-        command.set_defaults(run=run)
+        takes = {action.dest for action in command._actions}
+        command.set_defaults(run=run, command=(name, takes))
     return parser

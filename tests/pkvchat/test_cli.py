@@ -53,6 +53,8 @@ def test_arguments_are_read_without_torch():
         (["--polcy", "forced-split"], "unrecognized arguments: --polcy"),
         (["hello"], "invalid choice: 'hello'"),
         (["hello", "--nope"], "invalid choice: 'hello'"),
+        (["-n", "5", "bench"], "-n/--predict/--n-predict before bench does nothing: bench's flags"),
+        (["-p", "hi", "models"], "-p/--prompt before models does nothing"),
         (["bench", "-n", "0,x"], "-n: 'x' must be whole numbers"),
         (["calibrate", "-p"], "unrecognized arguments: -p (see pkvchat calibrate --help)"),
         (["models", "--nope"], "unrecognized arguments: --nope (see pkvchat models --help)"),
