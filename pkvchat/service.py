@@ -82,7 +82,8 @@ class ChatService:
         self._engine = self._started.engine
         self._streams: dict[str, _Stream] = {}
         self._bench: ShortBench | None = None
-        self._pages = Pages(0, 0, self._engine.pool.capacity)  # as last told
+        self._pages = Pages(0, 0, self._engine.pool.capacity)  # both as last told
+        self._template_note = self._started.loaded.template.fallback_note
 
     @property
     def idle(self) -> bool:
@@ -153,14 +154,16 @@ class ChatService:
     def _submit(self, request: Submit) -> list[Event]:
         submitted = time.perf_counter()
         loaded = self._started.loaded
-        known = loaded.template.fallback_note
         tokens = self._prompt(request.messages)
-        note = loaded.template.fallback_note  # a template may fail on this conversation only
         cached = self._engine.submit(request.chat_id, tokens, request.params, loaded.stop_ids)
         detokenizer = loaded.tokenizer.detokenizer(open=_is_open(request.messages))
         self._streams[request.chat_id] = _Stream(detokenizer, submitted, len(tokens))
-        notices: list[Event] = [Notice(request.chat_id, note)] if note != known else []
-        return [*notices, Started(request.chat_id, len(tokens), cached)]
+        events: list[Event] = [Started(request.chat_id, len(tokens), cached)]
+        note = loaded.template.fallback_note  # a template may fail on this conversation only,
+        if note and note != self._template_note:  # and did so first when its tokens were counted
+            self._template_note = note
+            events.insert(0, Notice(request.chat_id, note))
+        return events
 
     def _prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
         loaded = self._started.loaded

@@ -241,7 +241,9 @@ def test_a_template_that_fails_on_a_conversation_is_told_in_its_chat(
     broken = template._sandbox.from_string("{{ raise_exception('no jokes') }}")
     for name, value in {"_template": broken, "fallback_note": "", "_merge_system": False}.items():
         monkeypatch.setattr(template, name, value)
-    notice, started = service.handle(ask("a", "Tell me a joke."))
+    joke = ask("a", "Tell me a joke.")
+    service.handle(CountTokens("a", 1, joke.messages))  # as the app does while it is typed
+    notice, started = service.handle(joke)
     assert isinstance(notice, Notice)
     assert notice.chat_id == "a"
     assert "no jokes" in notice.message
